@@ -5,7 +5,7 @@ BIN := .venv/bin
 TORCH := torch==2.13.0
 
 # What `make test` runs; what it leaves out has targets of its own, which .ci/run calls.
-MAIN := not external and not study and not processes and not mutants
+MAIN := not external and not study and not processes and not mutants and not avx2
 
 .PHONY: demo test test-cuda test-lowest test-highest sbom licences test-mutants test-claims test-processes test-avx2 quick lint docs screenshots five-minutes \
 	bench mutation campaign campaign-short external clean
@@ -37,10 +37,12 @@ test: .venv/.test  ## the test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m '$(MAIN)'
 
 test-mutants: .venv/.test  ## what is broken on purpose is noticed: mechanisms, parts, lines of code, guests of the campaign
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m mutants
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m mutants \
+		$$(grep -rl --include='*.py' mark.mutants tests)
 
-test-claims: .venv/.test  ## claims reach their controls, do not hold of something wrong, and do of something made for them
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/claims -m study
+test-claims: .venv/.test  ## claims reach their controls and fall with something wrong; without those that nothing changed (REGARD_ALL=1: all)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p tests.unchanged \
+		--numprocesses 2 --dist worksteal tests/claims -m study
 
 test-processes: .venv/.test  ## several processes train together: replicas, shards, heads, sequences
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/distributed -m processes
@@ -49,10 +51,10 @@ test-cuda:  ## what needs a CUDA device, with the python that has torch for it a
 	OMP_NUM_THREADS=1 PYTHONPATH=src:$(PYTHONPATH) $(PYTHON) -m pytest --numprocesses 4 --dist worksteal tests/gpu
 	OMP_NUM_THREADS=1 PYTHONPATH=src:$(PYTHONPATH) $(PYTHON) -m pytest tests/external/test_triton.py
 
-test-avx2: .venv/.test  ## the conformance suite and its mutants, with the rounding of a processor without AVX-512
+test-avx2: .venv/.test  ## the checks of mechanisms that round, as on a processor without AVX-512
 	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 \
 		$(BIN)/python -m pytest --numprocesses 2 --dist worksteal \
-		tests/test_conformance.py tests/test_mutants.py tests/test_conditioning.py
+		tests/test_conformance.py::test_what_rounds tests/test_conditioning.py
 
 # Every dependency but torch at its lowest declared or its highest version. Other builds of torch bring gigabytes of CUDA,
 # so it is TORCH here too, unless TORCH_VERSION says another: the lowest declared one is 2.11.0.
@@ -90,7 +92,8 @@ quick: .venv/.test  ## the tests without the conformance suite, mutants and inst
 		--ignore tests/test_conformance.py --ignore tests/test_mutants.py
 
 external: .venv/.external  ## published packages agree
-	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 REGARD_REQUIRE_EXTERNAL=1 $(BIN)/python -m pytest tests/external -m external
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 REGARD_REQUIRE_EXTERNAL=1 $(BIN)/python -m pytest \
+		--numprocesses 2 --dist worksteal tests/external -m external
 
 lint: .venv/.test
 	$(BIN)/ruff check .

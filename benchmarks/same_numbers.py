@@ -81,25 +81,6 @@ def drawn(*shape: int, seed: str, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(number), dtype=torch.float64).to(dtype)
 
 
-def first_names(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters by the names that they had before any of them moved, so that old and new records agree."""
-    try:
-        from regard.moved import MOVED
-    except ImportError:
-        return dict(module.named_parameters())
-    names = {name: name for name, _ in module.named_parameters()}
-    for path, inner in reversed(list(module.named_modules())):
-        prefix = f"{path}." if path else ""
-        kinds = [cls.__name__ for cls in type(inner).__mro__]
-        changes = [change for classes in MOVED.values() for kind in kinds for change in classes.get(kind, {}).items()]
-        for name, then in names.items():
-            for old, new in changes:
-                if then.startswith(prefix + new):
-                    names[name] = prefix + old + then.removeprefix(prefix + new)
-                    break
-    return {names[name]: parameter for name, parameter in module.named_parameters()}
-
-
 def moved(module: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
     """The module in evaluation mode with its parameters off their initial values.
 
@@ -107,7 +88,7 @@ def moved(module: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
     """
     module = module.to(dtype).eval()
     with torch.no_grad():
-        for name, parameter in first_names(module).items():
+        for name, parameter in dict(module.named_parameters()).items():
             parameter.add_(0.1 * drawn(*parameter.shape, seed=name, dtype=dtype))
     return module
 
@@ -475,7 +456,8 @@ def layers(numbers: Numbers) -> None:
 
 
 def layer_numbers(numbers: Numbers, key: str, options: Kwargs) -> None:
-    layer: Any = moved(AttentionLayer(16, **{"heads": 4, "max_length": BUILT_FOR, "seed": 3, **options}))
+    given = {"heads": 4, "causal": True, "max_length": BUILT_FOR, "seed": 3, **options}
+    layer: Any = moved(AttentionLayer(16, **given))
     x, context = drawn(2, SHORT, 16, seed="x"), drawn(2, 9, 10, seed="context")
     cross = "context_dim" in options
     supports = layer.attention.info.supports
@@ -490,7 +472,7 @@ def layer_numbers(numbers: Numbers, key: str, options: Kwargs) -> None:
                 numbers.add(f"{key}/{what}/loss {loss}", y)
             total = signed(got.hidden, what) + sum(got.losses.values())
             own = {"x": leaf, **({"context": source} if cross else {})}
-            numbers.gradients(f"{key}/{what}", total, own | first_names(layer))
+            numbers.gradients(f"{key}/{what}", total, own | dict(layer.named_parameters()))
 
     keys = 9 if cross else SHORT
     call("plain")
@@ -627,7 +609,7 @@ def trained(numbers: Numbers, key: str, model: Any, call: Callable[[], Any]) -> 
                 numbers.add(f"{key}/{mode}/loss {loss}", x)
             logits = got.logits.reshape(-1, got.logits.shape[-1])
             total = cross_entropy(logits, torch.arange(len(logits)) % logits.shape[-1]) + sum(got.losses.values())
-            numbers.gradients(f"{key}/{mode}", total, first_names(model))
+            numbers.gradients(f"{key}/{mode}", total, dict(model.named_parameters()))
     model.eval()
 
 

@@ -131,7 +131,7 @@ def small_layer(spec: str, *, backward: bool, **options: Any) -> Row:
 
         from regard import AttentionLayer
 
-        layer = AttentionLayer(64, spec, heads=4, max_length=128, **options).eval()
+        layer = AttentionLayer(64, spec, heads=4, max_length=128, **{"causal": True, **options}).eval()
         x = torch.randn(1, 128, 64, generator=torch.Generator().manual_seed(0))
 
         def forward() -> None:

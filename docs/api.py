@@ -156,7 +156,8 @@ def method_entry(cls: type, function: ast.FunctionDef) -> list[str]:
     if body:
         lines += [pages.prose(body), ""]
     lines += entries("Args", sections)
-    kind = getattr(sys.modules[cls.__module__], "" if function.returns is None else ast.unparse(function.returns), None)
+    returned = "" if function.returns is None else ast.unparse(function.returns).partition(" | ")[0]
+    kind = getattr(sys.modules[cls.__module__], returned, None)
     if isinstance(kind, type) and issubclass(kind, tuple):
         lines += [f"Returns a `{kind.__name__}`. {pages.prose(inspect.getdoc(kind) or '')}", ""]
     return [*lines, *entries("Returns", sections), *entries("Raises", sections)]

@@ -157,7 +157,8 @@ def same_layer() -> list[Row]:
     """A memory that holds all of the past gives what the whole sequence gives, in every layer. One of the layer's own
     outputs makes keys of what has already been averaged.
     """
-    layer, x = AttentionLayer(16, "softmax", heads=2, memory="recent(length=8)").double().eval(), draw(1, 16, 16)
+    layer = AttentionLayer(16, "softmax", heads=2, causal=True, memory="recent(length=8)").double().eval()
+    x = draw(1, 16, 16)
     assert layer.memory is not None
     empty = layer.memory.initial_state(1, dtype=torch.float64)
     assert isinstance(empty, MemoryState)

@@ -34,7 +34,7 @@ TESTED = Path(__file__).parents[1] / "build" / "tested"
 """written by the tests"""
 SECTIONS = ("Args", "Returns", "Raises", "Example")
 MARKS = {"passed": "yes", "excused": "(fact)", "failed": "FAILED"}
-TOLD = tomllib.loads(Path(__file__).with_name("mechanisms.toml").read_text(encoding="utf-8"))
+TOLD = tomllib.loads((Path(catalog.__file__).with_name("mechanisms.toml")).read_text(encoding="utf-8"))
 """what a page says of a mechanism besides its source"""
 LEFT_OUT = "It was left out of this build (`REGARD_DOCS_CHECKS=none`)."
 

@@ -1,13 +1,16 @@
 """The conformance suite itself: what it reports, what excuses a check, and what it counts."""
 
+import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from regard import catalog, errors
 from regard.core import Attended, Attention, Heads
 from regard.info import Input
+from regard.models.depth.early_exit import EarlyExit
 from regard.position.rotary import Rotary
 from regard.position.sinusoidal import Sinusoidal
 from regard.testing import CHECKS, check, check_attention, check_part
@@ -112,19 +115,6 @@ def test_specifications_and_options():
         check_attention("softmax", checks=["causalty"])
     with pytest.raises(errors.ConfigError, match="unknown mechanism"):
         check_attention("softmx")
-
-
-def test_further_option_sets_are_compiled_too():
-    class GraphOfBlocks(toys.ToyWindow):
-        """With a window of 5, blocks that are complete have a graph of their own."""
-
-        def score(self, q, k):
-            spare = k[:, :, k.shape[2] // 4 * 4 :] if self.window == 5 else k[:, :, :0]
-            return super().score(q, k) + (0 * spare.sum() if spare.shape[2] else 0)
-
-    results = check_attention(GraphOfBlocks, options=[{"window": 3}, {"window": 5}], checks=["compilation"])
-    assert [result.status for result in results] == ["passed", "failed"]
-    assert "2 graphs for 140, 200 and 177 positions" in results[1].message
 
 
 def test_every_option_set_has_to_reach_its_costs():
@@ -266,3 +256,12 @@ def test_subjects_move_parameters_off_their_initial_values():
     assert not torch.equal(fresh.slots, moved.slots)
     assert torch.equal(subject.build(True).slots, moved.slots)
     assert subject.heads(True) == Heads(count=2, key_dim=8, value_dim=6, causal=True, max_length=32, seed=7)
+
+
+@pytest.mark.parametrize(("what", "law"), [("uniform", "determinism"), (EarlyExit, "mixed_training")])
+def test_checks_leave_the_global_generators_alone(what, law):
+    before = torch.get_rng_state(), repr(random.getstate()), repr(np.random.get_state())  # noqa: NPY002
+    results = (check if isinstance(what, str) else check_part)(what, checks=[law])
+    assert {result.status for result in results} == {"passed"}
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (repr(random.getstate()), repr(np.random.get_state())) == before[1:]  # noqa: NPY002

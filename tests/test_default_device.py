@@ -38,7 +38,7 @@ def test_models(kind):
 def test_parts():
     heads = Heads(count=2, key_dim=4, causal=True)
     with torch.device("meta"):
-        layer = AttentionLayer(8, "shaw", heads=2, memory="memorizing")
+        layer = AttentionLayer(8, "shaw", heads=2, memory="memorizing", causal=True)
         built = [layer, *(memory.build_memory(name, heads, 8) for name in memory.names())]
         built += [caches.cache_class(name)(heads) for name in caches.names()]
     assert set().union(*map(devices, built)) == {"meta"}

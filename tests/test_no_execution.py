@@ -70,10 +70,7 @@ REASONS = {
     ("regard/consent.py", "importlib.import_module"): "module:Class that the user typed or agreed to: it asks for that",
     ("regard/training/environment.py", "subprocess.run"): "git, for the revision of its own source",
     ("regard/benchmark/worker.py", "subprocess.Popen"): "this Python with a module of regard",
-    (
-        "regard/integrations/chat.py",
-        "subprocess.run",
-    ): "this Python with a module of regard, in which a template is drawn",
+    ("regard/confined.py", "subprocess.run"): "this Python with this file, in which a template or tokenizer is tried",
     (
         "regard/distributed/shards.py",
         "torch.distributed.checkpoint.load",

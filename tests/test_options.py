@@ -27,11 +27,13 @@ from regard.core import Attended, Attention, Call
 from regard.errors import ConfigError, UnsupportedError
 from regard.info import Heads, Info, Supports
 from regard.memory import build_memory
+from regard.models import ModelConfig
 from regard.options import Configured, Options, validate, weight
 from regard.specs import Spec
 from regard.testing.checks.configuration import misfits
 
 HEADS = Heads(count=2, key_dim=8, causal=True)
+TENSORS = torch.randn(3, 1, 2, 5, 4)
 
 
 class Template(Configured):
@@ -315,7 +317,7 @@ def test_numbers_inside_of_values_are_looked_at(value):
 def test_options_of_positions_and_memories_are_finite_too():
     for options in ({"position": "rotary(base=1e999)"}, {"memory": "recent(length=99999999999999999999)"}):
         with pytest.raises(ConfigError, match="not valid"):
-            regard.AttentionLayer(16, "softmax", heads=2, **options)
+            regard.AttentionLayer(16, "softmax", heads=2, causal=True, **options)
 
 
 @pytest.mark.parametrize("factor", [1 << 30, 1 << 40])
@@ -382,3 +384,28 @@ def test_a_whole_number_stands_for_a_number(kind, name):
                     continue
                 made = built(kind, name, given)
                 assert all(x.is_floating_point() for x in made.parameters()), given
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: regard.AttentionLayer(8, "softmax", num_heads=2),
+            "AttentionLayer has no option 'num_heads': .*'heads'",
+        ),
+        (lambda: regard.AttentionLayer(embed_dim=8, spec="softmax", heads=2), "'embed_dim': did you mean 'dim'"),
+        (lambda: regard.AttentionLayer(8, "softmax", heads=2, dropout_p=0.1), "did you mean 'dropout'"),
+        (lambda: regard.AttentionLayer(8, "softmax", 2), "too many positional .* by name: dim, spec, heads"),
+        (lambda: regard.AttentionLayer(8, "local(window_size=4)", heads=2), "mechanism local .* did you mean 'window'"),
+        (lambda: regard.AttentionLayer(8, "softmax(is_causal=True)", heads=2), r"AttentionLayer\(..., causal=...\)"),
+        (lambda: regard.attend(*TENSORS, is_causal=True), "attend has no option 'is_causal': did you mean 'causal'"),
+        (lambda: regard.attend(*TENSORS, key_padding_mask=None), r"'key_mask'\? \(True = real, so ~key_padding_mask\)"),
+        (lambda: regard.build("softmax", num_heads=2), "build has no option 'num_heads': did you mean 'heads'"),
+        (lambda: regard.build("softmax", HEADS, num_heads=2), r"layer.s, AttentionLayer\(..., heads=...\)"),
+        (lambda: regard.Heads(nhead=2, head_dim=4), "Heads has no option 'nhead': did you mean 'count'"),
+        (lambda: ModelConfig(n_layer=2), "ModelConfig has no option 'n_layer': did you mean 'layers'"),
+    ],
+)
+def test_names_of_other_libraries_are_answered_with_ours(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        call()

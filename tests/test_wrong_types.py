@@ -82,7 +82,10 @@ def test_only_errors_of_the_library_come_out(name, argument):
         (lambda: generate(MODEL, [[1], [None]], max_new_tokens=1), r"prompt 1 must be integers .* got \[None\]"),
         (lambda: regard.compare("softmax"), r"specs is a list of specifications; write \['softmax'\]"),
         (lambda: regard.attend([1], X, X), r"must be tensors .* got a list, torch.float32 \(1, 2, 3, 4\)"),
-        (lambda: MECHANISM(X, X, X, bias=X), r"bias must be a ScoreBias, got torch.float32 \(1, 2, 3, 4\)"),
+        (
+            lambda: MECHANISM(X, X, X, bias=X),
+            r"bias must be a ScoreBias\(table=...\), got torch.float32 \(1, 2, 3, 4\)",
+        ),
         (lambda: MODEL(IDS, key_mask=np.zeros(3)), r"must be bool \(1, 3\).* got a numpy.ndarray of float64 \(3,\)"),
         (lambda: ModelConfig(dim="8"), "ModelConfig: option dim='8' is not valid: Input should be a valid integer"),
         (lambda: LanguageModel("tiny"), "LanguageModel: option config='tiny' .* instance of ModelConfig"),

@@ -29,7 +29,7 @@ _HOMES = {
     "AttentionLayer": "regard.layer",
     "HeadMix": "regard.layer",
     "train": "regard.training",
-    "load": "regard.training",
+    "load": "regard.integrations.loading",
     "evaluate": "regard.training",
     "compare": "regard.report",
     "explore": "regard.report.explore",
@@ -66,11 +66,12 @@ if TYPE_CHECKING:
     )
     from regard.functional import attend, weights
     from regard.info import Heads, Info, Input, Supports
+    from regard.integrations.loading import load
     from regard.layer import AttentionLayer, HeadMix
     from regard.report import compare
     from regard.report.explore import explore
     from regard.testing import check
-    from regard.training import evaluate, load, train
+    from regard.training import evaluate, train
 
 
 def __getattr__(name: str) -> object:
@@ -82,4 +83,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return list(__all__)

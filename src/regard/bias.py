@@ -13,7 +13,8 @@ from regard.errors import ShapeError
 class ScoreBias:
     """A term added to the logits. Distance is query slot - key slot; column c belongs to distance `high - c`.
 
-    Parts are added up, after the scale of the logits. A mechanism says by `bias_distances` which distances it reads.
+    Parts are added up, after the scale of the logits. A distance without a column gets 0. A mechanism says by
+    `bias_distances` which distances it reads.
 
     Args:
         high: the distance of column 0, in slots.
@@ -67,10 +68,7 @@ class ScoreBias:
     def logits(
         self, query_positions: Int[Tensor, " queries"], key_positions: Int[Tensor, " keys"]
     ) -> Float[Tensor, "b h queries keys"]:
-        """Every part as one tensor, for references and short calls.
-
-        A pair whose distance has no column gets 0: a mechanism never reads one (see `Attention.bias_distances`).
-        """
+        """Every part as one tensor, for references and short calls."""
         distance = query_positions[:, None] - key_positions[None, :]
         total: Tensor | None = None
         if self.by_distance:

@@ -1,7 +1,7 @@
 """The arguments and the answer of a call, and the merge of parts of one softmax."""
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -87,6 +87,15 @@ class Call(NamedTuple):
         return kept, Call(kept.get("key_mask"), self.bias, self.marks, self.inputs, grown, *self[5:])
 
 
+def by_definition(
+    reference: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, call: Call, **replay: Any
+) -> Tensor:
+    """The values of a mechanism's `reference`; 0 without queries or keys, which that need not serve."""
+    if q.numel() and k.shape[2]:
+        return reference(q, k, v, call, **replay)
+    return v.new_zeros(*q.shape[:3], v.shape[3])
+
+
 @typed
 def merge(
     parts: Sequence[tuple[Float[Tensor, "*rows value"], Float[Tensor, "*rows"]]],
@@ -112,6 +121,6 @@ def merge(
     weight = torch.exp(lse - torch.where(highest.isinf(), 0.0, highest))
     total = weight.sum(0)
     safe = torch.where(total == 0, 1.0, total)
-    seen = torch.where(weight[..., None] == 0, 0.0, weight[..., None] * values)  # a part that weighs 0 may hold NaN
-    merged = (seen.sum(0) / safe[..., None]).to(values.dtype)
+    seen = values.masked_fill((weight == 0)[..., None], 0.0)  # a part that weighs 0 may hold NaN
+    merged = ((weight[..., None] * seen).sum(0) / safe[..., None]).to(values.dtype)
     return merged, torch.where(total == 0, float("-inf"), torch.log(safe) + highest)

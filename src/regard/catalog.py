@@ -5,13 +5,14 @@ import fnmatch
 import importlib.util
 import inspect
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard import consent, specs
-from regard.errors import ConfigError, UnsupportedError, nearest
+from regard.errors import ConfigError, UnsupportedError, listed, nearest
 from regard.info import Heads, Info, Input, Supports
 from regard.types_of import typed
 
@@ -69,8 +70,63 @@ def family(name: str) -> str:
 def _file(name: str) -> str:
     known = _files()
     if name not in known:
-        raise ConfigError(f"unknown mechanism {name!r}: {nearest(name, [*known, *_registered])}")
+        raise ConfigError(f"unknown mechanism {name!r}: {meant(name)}")
     return known[name]
+
+
+@cache
+def _told() -> Mapping[str, Any]:
+    return tomllib.loads(Path(__file__).with_name("mechanisms.toml").read_text(encoding="utf-8"))
+
+
+def title(name: str) -> str:
+    """The title of a registered name, without importing it."""
+    if name in _registered:
+        return _registered[name].default_info.title
+    return re.findall(r'\btitle="(.*?)"', source(name))[0]
+
+
+def search(words: str) -> list[str]:
+    """Mechanisms by name, title, other names or line in Chinese (`mechanisms.toml`): those called so, or else said so.
+
+    Example:
+        >>> search("linear attention"), search("sliding window")[0], search("nadaraya")
+        (['linear'], 'local', ['gaussian'])
+    """
+
+    def plain(text: str) -> str:
+        return re.sub(r"[\s_-]+", " ", text).strip().casefold()
+
+    wanted, exact, loose = plain(words), list[tuple[int, str]](), list[str]()
+    for name in names() if wanted else ():
+        told = _told().get(name, {"also": (), "zh": ""})
+        called = [plain(text) for text in (name, title(name), *told["also"])]
+        if wanted in called:
+            exact.append((called.index(wanted), name))
+        elif any(wanted in text for text in (*called, plain(told["zh"]))):
+            loose.append(name)
+    return [name for _, name in sorted(exact)] or loose
+
+
+def meant(words: str) -> str:
+    """The end of a message about a mechanism that there is not: those that are called so, or the nearest name."""
+    found = search(words)
+    if len(found) > 1:
+        return f"choose one of{listed(f'{name}: {title(name)}' for name in found)}"
+    return f"did you mean {found[0]!r} ({title(found[0])})?" if found else nearest(words, [*_files(), *_registered])
+
+
+def require_known(spec: str) -> None:
+    """Refuse a mechanism that there is not, alone, in a mix over heads or by layer (`a / b`), without importing any.
+
+    Raises:
+        ConfigError: there is none of that name, or the specification cannot be read.
+    """
+    for layer in specs.split(spec, "/"):
+        for inner, _ in parts(layer) or [(specs.unshared(layer), 1)]:
+            name = specs.parse(inner).name if "(" in inner else inner.strip()
+            if name not in _registered and not consent.PATH.match(name):
+                _file(name)
 
 
 @cache
@@ -144,7 +200,7 @@ def resolve(spec: str) -> "tuple[type[Attention], Mapping[str, object]]":
     parsed = specs.parse(spec)
     name = parsed.name
     if name in _registered:
-        cls = _registered[name]
+        cls = mechanism(_registered[name], name)
     elif specs.is_path(name):
         cls = mechanism(consent.imported(name), name)
     else:
@@ -176,8 +232,13 @@ def mechanism(cls: Any, label: str) -> "type[Attention]":
     Raises:
         ConfigError: it is none, or a template, or has no `default_info`.
     """
-    if inspect.isabstract(_attention(cls, label)):
-        raise ConfigError(f"{label} is a template, without {' and '.join(sorted(cls.__abstractmethods__))}")
+    if missing := sorted(_attention(cls, label).__abstractmethods__):
+        methods = {name: getattr(cls, name) for name in missing}
+        wanted = [
+            f"def {name}({', '.join(inspect.signature(x).parameters)}): {x.__doc__}" for name, x in methods.items()
+        ]
+        lines = listed(line.partition("\n")[0] for line in wanted)
+        raise ConfigError(f"{label} lacks {' and '.join(missing)}, so it cannot be built; write in the class{lines}")
     return _described(cls, label)
 
 
@@ -260,6 +321,7 @@ def describe(spec: str) -> Info:
     return cls.describe(options)
 
 
+@typed
 def build(spec: str, heads: Heads, **options: object) -> "Attention":
     """Build a mechanism.
 

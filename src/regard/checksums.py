@@ -8,7 +8,6 @@ ValueError with the reason alone.
 import hashlib
 import json
 import os
-import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +16,6 @@ from regard.reading import content, plain
 
 KEY = "sha256"
 MANIFEST = "manifest.json"
-
-_SEAL = re.compile(r"[0-9a-f]{64}")
 
 
 class Entry(NamedTuple):
@@ -60,13 +57,11 @@ def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
     return {**plain, KEY: _digest(plain)}
 
 
-def opened(text: str | bytes, *, earlier: bool = False) -> dict[str, Any]:
+def opened(text: str | bytes) -> dict[str, Any]:
     """The JSON object that `sealed` gave, without its checksum.
 
     Args:
         text: what was written.
-        earlier: it may be of a version that wrote no checksum, and is read as it is. One whose last value looks like a
-            checksum is none of those: the name of that value is damaged.
 
     Raises:
         ValueError: no JSON object, none with a checksum, or one whose content is another.
@@ -80,10 +75,8 @@ def opened(text: str | bytes, *, earlier: bool = False) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ValueError(f"it holds {type(document).__name__}, not an object")
     written = document.pop(KEY, None)
-    if written is None and earlier and not _SEAL.fullmatch(str(next(reversed(document.values()), None))):
-        return document
     if written is None:
-        raise ValueError("it has no checksum: an earlier version of regard wrote it, or it is damaged")
+        raise ValueError("it has no checksum")
     if written != _digest(document):
         raise ValueError("its checksum differs from its content")
     return document

@@ -8,7 +8,7 @@ keys are the past. In masks True means keep.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import final
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.bias import ScoreBias
-from regard.call import Attended, Call, merge
+from regard.call import Attended, Call, by_definition, merge
 from regard.errors import InputError, ShapeError, UnsupportedError, kind_of
 from regard.info import Heads
 from regard.mechanism import Mechanism
@@ -108,14 +108,15 @@ class Attention(Mechanism, ABC):
         self._check_call(q, k, v, key_mask, bias, marks, state, query_start, rows)
         if state is not None:
             self.check_state(state, k)
+        past = 0 if state is None else state.length
         if inputs or info.inputs:
-            self._check_inputs(inputs, q, k, query_start, 0 if state is None else state.length)
+            self._check_inputs(inputs, q, k, query_start, past)
         if lse and not info.mergeable:
             raise UnsupportedError(f"{self._name} has no log-sum-exp: it is no single softmax over its keys")
-        if not q.shape[2] and not k.shape[2]:
+        if not k.shape[2] and not (q.shape[2] and past):
             losses = {name: q.new_zeros(()) for name in info.losses} if self.training else {}
-            empty = q.new_empty(q.shape[:3], dtype=accumulation_dtype(q.dtype)) if lse else None
-            return Attended(v.new_empty(*q.shape[:3], v.shape[3]), state, losses, empty)
+            none = q.new_full(q.shape[:3], float("-inf"), dtype=accumulation_dtype(q.dtype)) if lse else None
+            return Attended(v.new_zeros(*q.shape[:3], v.shape[3]), state, losses, none)
         if key_mask is not None:
             k, v, inputs = self._without_hidden(k, v, inputs, key_mask)
         if inputs:
@@ -225,7 +226,7 @@ class Attention(Mechanism, ABC):
                     f"{self._name}: key_mask must be bool (batch={batch}, keys={keys}), True = keep, "
                     f"got {kind_of(key_mask)}"
                 )
-            if self.info.anchored and (state is None or state.length == 0) and not torch.compiler.is_compiling():
+            if self.info.anchored and (state is None or state.length == 0):
                 self.refuse_left_padding(key_mask)
         if bias is not None and not supports.bias:
             self.refuse("bias", "bias")
@@ -266,7 +267,7 @@ class Attention(Mechanism, ABC):
 
     def _check_bias(self, bias: ScoreBias, q: Tensor, keys: int) -> None:
         if not isinstance(bias, ScoreBias):
-            raise ShapeError(f"{self._name}: bias must be a ScoreBias, got {kind_of(bias)}")
+            raise ShapeError(f"{self._name}: bias must be a ScoreBias(table=...), got {kind_of(bias)}")
         batch, count, queries = q.shape[:3]
         for label, x, axis in (("curve", bias.curve, 0), ("relative", bias.relative, 0), ("query", bias.query, 1)):
             if x is not None and x.shape[axis] not in (1, count):
@@ -322,8 +323,7 @@ class Attention(Mechanism, ABC):
         if key_mask is not None:
             k, v, inputs = self._without_hidden(k, v, inputs, key_mask)
         call = self._call(q, k, key_mask, bias, marks, inputs, query_start)
-        replay: dict[str, Any] = {} if decisions is None else {"decisions": decisions}
-        return self.reference(q, k, v, call, **replay)
+        return by_definition(self.reference, q, k, v, call, **({} if decisions is None else {"decisions": decisions}))
 
     def _without_hidden(
         self, k: Tensor, v: Tensor, inputs: Mapping[str, Tensor], key_mask: Tensor
@@ -359,7 +359,7 @@ class Attention(Mechanism, ABC):
             if weights:
                 values = torch.func.functional_call(_Definition(self), weights, (q, k, v, call))
             else:
-                values = self.reference(q, k, v, call)
+                values = by_definition(self.reference, q, k, v, call)
         return Attended(values, call.state)
 
     @abstractmethod
@@ -391,4 +391,4 @@ class _Definition(nn.Module):
         self.of = mechanism
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
-        return self.of.reference(q, k, v, call)
+        return by_definition(self.of.reference, q, k, v, call)

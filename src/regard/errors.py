@@ -4,6 +4,7 @@ A message says who, what it got, what it allows, and the way out.
 """
 
 import difflib
+import re
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
@@ -87,13 +88,24 @@ _HEAD, _TAIL = 1000, 400
 """characters of a long line that are shown: of its beginning, which says who and what, and of its end, the way out"""
 
 
+def printable(text: str) -> str:
+    """A text with its control characters escaped, as in JSON, but for line ends and tabs: they would steer a terminal.
+
+    Example:
+        >>> printable("a name\x1b[2J")
+        'a name\\\\u001b[2J'
+    """
+    return re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def shortened(text: str) -> str:
-    """A message without the middle of lines that nobody reads: what was given may be of any length.
+    """A message, printable, without the middle of lines that nobody reads: what was given may be of any length.
 
     Example:
         >>> shortened("cannot read " + 100_000 * "(" + ": write name(option=value)")[990:1050]
         '(((((((((( ... (98638 characters left out) ... ((((((((((((('
     """
+    text = printable(text)
     if len(text) <= _HEAD + _TAIL:
         return text
     return "\n".join(
@@ -171,6 +183,30 @@ def kind_of(given: object) -> str:
     return "None" if given is None else f"a{'n' if kind.__name__[0] in 'aeiou' else ''} {kind.__name__}"
 
 
+_SYNONYMS = {
+    "heads count": "num_heads n_heads n_head nhead num_attention_heads heads",
+    "kv_heads kv_count": "num_kv_heads n_kv_heads num_key_value_heads",
+    "dim": "embed_dim d_model hidden_size n_embd hidden_dim",
+    "key_dim": "head_dim dim_head d_k d_head",
+    "dropout attention_dropout": "dropout_p attn_dropout attn_pdrop attention_dropout",
+    "window": "window_size sliding_window attention_window",
+    "causal": "is_causal is_decoder",
+    "key_mask": "key_padding_mask attention_mask padding_mask mask",
+    "bias": "attn_mask attn_bias qkv_bias use_bias",
+    "scale": "softmax_scale scaling",
+    "layers": "num_layers n_layers n_layer num_hidden_layers",
+    "max_length length": "max_seq_len seq_len max_position_embeddings n_positions n_ctx max_len",
+    "learning_rate": "lr",
+}
+"""our names of options, of which the first that is there counts -> what other libraries call them"""
+
+
+def ours(name: str, known: Iterable[str]) -> str | None:
+    """The known option that other libraries call by this name."""
+    meant = [our for names, theirs in _SYNONYMS.items() if name in theirs.split() for our in names.split()]
+    return next((our for our in meant if our in known), None)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the nearest valid one, or all of them.
 
@@ -179,10 +215,26 @@ def nearest(name: str, known: Iterable[str]) -> str:
         "did you mean 'window'?"
     """
     known = sorted(known)
+    if meant := ours(name, known):
+        return f"did you mean {meant!r}?{' (True = real, so ~key_padding_mask)' if 'padding' in name else ''}"
     close = difflib.get_close_matches(name[:_HEAD], known, n=1)
     if close:
         return f"did you mean {close[0]!r}?"
     return f"valid: {', '.join(known)}" if known else "there are none"
+
+
+_LAYER = ("heads", "kv_heads", "causal", "dropout", "max_length", "position", "dim", "key_dim", "value_dim")
+
+
+def unknown(label: str, name: str, known: Iterable[str]) -> ConfigError:
+    """The error for an option that does not exist, or is the layer's and was given to its mechanism."""
+    known = list(known)
+    of_layer = name if name in _LAYER else ours(name, _LAYER)
+    if label.startswith("mechanism") and of_layer and not ours(name, known):
+        return ConfigError(f"{label} has no option {name!r}: it is the layer's, AttentionLayer(..., {of_layer}=...)")
+    if not known:
+        return ConfigError(f"{label} has no options, got {name!r}")
+    return ConfigError(f"{label} has no option {name!r}: {nearest(name, known)}")
 
 
 _DIVIDED = 1 << 20

@@ -14,8 +14,10 @@ from regard.core import Attention
 from regard.errors import ConfigError, ShapeError, UnsupportedError, kind_of
 from regard.info import Heads
 from regard.specs import require_text
+from regard.types_of import typed
 
 
+@typed
 def attend(
     q: Float[Tensor, "batch heads queries query_dim"],
     k: Float[Tensor, "batch kv_heads keys key_dim"],
@@ -60,6 +62,11 @@ def attend(
         )
     if not q.is_floating_point():
         raise ShapeError(f"attend: q, k and v must be floating, got {q.dtype}")
+    if q.shape[1] % max(k.shape[1], 1):
+        raise ShapeError(
+            f"attend: q, k and v are (batch, heads, length, dim), and q has {q.shape[1]} heads, k {k.shape[1]}, which "
+            "does not divide that; .transpose(1, 2) those that are (batch, length, heads, dim)"
+        )
     sizes = q.shape[1], k.shape[-1], v.shape[-1], q.shape[-1], k.shape[1]
     require_text(spec)
     if type(causal) is not bool or not isinstance(scale, float | int | None):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Literal, Self
 
 from regard.errors import ConfigError, divisors, nearest
-from regard.types_of import typed
+from regard.types_of import typed, typed_fields
 
 _SIZES = (
     ("count", False),
@@ -27,6 +27,7 @@ def _integer(name: str, value: object) -> int:
     return value
 
 
+@typed_fields
 @dataclass(frozen=True, kw_only=True)
 class Heads:
     """The heads that a layer asks a mechanism to serve: build-time facts, so that unsupported use fails at build.

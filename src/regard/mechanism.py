@@ -11,12 +11,11 @@ from torch import Tensor
 
 from regard.errors import ConfigError, LimitError, ShapeError, UnsupportedError, room_for
 from regard.info import Heads, Info, Input
-from regard.moved import follow
 from regard.options import Configured, option, registered_name, weight
 from regard.owner import Owner
 from regard.randomness import drawn_on_cpu
 from regard.state import Entry, Slots, State, Summary, begin, per_slot
-from regard.transforms import plain
+from regard.transforms import require
 from regard.types_of import typed
 
 
@@ -64,7 +63,6 @@ class Mechanism(Configured):
             self.check_options()
             with room_for(f"mechanism {self._name}"):
                 self.setup()
-            follow(self)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -120,7 +118,7 @@ class Mechanism(Configured):
         if heads.causal and not supports.causal:
             self.refuse("causal=True", "causal")
         if not heads.causal and not supports.bidirectional:
-            self.refuse("causal=False", "bidirectional")
+            self.refuse("causal=False (a decoder's layer is built with causal=True)", "bidirectional")
         if heads.dropout and not supports.dropout:
             self.refuse(f"dropout={heads.dropout}", "dropout")
         if heads.query_width != heads.key_dim and not self.compares_widths:
@@ -175,11 +173,11 @@ class Mechanism(Configured):
         Raises:
             UnsupportedError: there is such a row.
         """
-        if bool(plain((~key_mask[:, :1] & key_mask.any(1, keepdim=True)).any()).any()):
-            raise UnsupportedError(
-                f"{self._name} does not support left padding: its weights or pattern belong to "
-                "absolute positions. Pad on the right, or run rows of unequal length one by one"
-            )
+        require(
+            key_mask[:, 0] | ~key_mask.any(1),
+            f"{self._name} does not support left padding: its weights or pattern belong to absolute positions. "
+            "Pad on the right, or run rows of unequal length one by one",
+        )
 
     def state_layout(self) -> Mapping[str, Entry]:
         """Tensors of the state by name, `per_slot` and `constant` entries; by default every key and value."""

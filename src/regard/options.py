@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, dataclass_transform
 
 from torch import nn
 
-from regard.errors import ConfigError, nearest
+from regard.errors import unknown
 from regard.owner import registered_name as registered_name
 from regard.types_of import hints, validate
 
@@ -107,11 +107,3 @@ class Configured(nn.Module):
         self.options = type(self).filled(values, label)
         for name, value in self.options.items():
             setattr(self, name, value)
-
-
-def unknown(label: str, name: str, known: typing.Iterable[str]) -> ConfigError:
-    """The error for an option that does not exist."""
-    known = list(known)
-    if not known:
-        return ConfigError(f"{label} has no options, got {name!r}")
-    return ConfigError(f"{label} has no option {name!r}: {nearest(name, known)}")

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from regard.consent import PATH, paths_in
-from regard.errors import ConfigError, nearest
+from regard.errors import ConfigError, nearest, unknown
 from regard.reading import found_in
 
 _CLASS = re.compile(r"([A-Za-z_][\w.]*:[A-Z]\w*)\s*(\(.*\))?", re.DOTALL)
@@ -79,7 +79,7 @@ def require_text(spec: object) -> None:
         ConfigError: it is no text.
     """
     if not isinstance(spec, str):
-        raise ConfigError(f"a specification is a text such as 'local(window=64)', got {spec!r}")
+        raise ConfigError(f"a specification is a text such as 'local(window=64)' or 'my_module:Mine', got {spec!r}")
 
 
 def _literal(node: ast.expr, text: str) -> object:
@@ -159,7 +159,7 @@ def check_options(kind: str, name: str, cls: type, options: Mapping[str, object]
     Raises:
         ConfigError: an unknown option (the message names the nearest one) or a value of the wrong type.
     """
-    from regard.options import unknown, validate
+    from regard.types_of import validate
 
     known = options_of(cls)
     hints = typing.get_type_hints(cls.__init__) if options else {}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 from torch._C import _are_functorch_transforms_active
 from torch._C import _functorch as interpreters  # pyright: ignore[reportAttributeAccessIssue]
@@ -66,6 +67,14 @@ def plain(x: Tensor) -> Tensor:
     Under `vmap` it has one more axis, at any place.
     """
     return torch.func.debug_unwrap(x)
+
+
+def require(holds: Bool[Tensor, "..."], message: str) -> None:
+    """Raise `UnsupportedError` unless all of this holds; a compiled graph asserts it when it runs."""
+    if torch.compiler.is_compiling():
+        torch._assert_async(holds.all(), message)
+    elif not bool(plain(holds.all()).all()):
+        raise UnsupportedError(message)
 
 
 def known_within(x: Tensor, low: float = -math.inf, high: float = math.inf) -> bool:

@@ -4,11 +4,12 @@ import inspect
 import math
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import cache, wraps
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from regard.errors import ConfigError, RegardError, kind_of, nearest, no_size, out_of_memory
+from regard.errors import ConfigError, RegardError, kind_of, nearest, no_size, ours, out_of_memory, unknown
 
 _Arguments = ParamSpec("_Arguments")
 _Answer = TypeVar("_Answer")
@@ -62,6 +63,12 @@ def typed(call: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _Answer]:
     return named
 
 
+def typed_fields(cls: type[_Answer]) -> type[_Answer]:
+    """A dataclass that names a field which it does not have, as `typed` does an argument."""
+    cls.__init__ = typed(cls.__init__)
+    return cls
+
+
 def _explain(
     label: str, call: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object], error: Exception
 ) -> None:
@@ -69,8 +76,19 @@ def _explain(
     if call.__name__ == "__post_init__":
         label, given, types = type(args[0]).__name__, vars(args[0]), hints(type(args[0]))
     else:
-        given = inspect.signature(call).bind_partial(*args, **kwargs).arguments
-        types = typing.get_type_hints(call, include_extras=True)
+        signature = inspect.signature(call)
+        known = [name for name in signature.parameters if name != "self"]
+        any_name = inspect.Parameter.VAR_KEYWORD in (each.kind for each in signature.parameters.values())
+        for name in kwargs:
+            if name not in known and (not any_name or ours(name, known)):
+                raise unknown(label, name, known) from error
+        try:
+            given = signature.bind_partial(*args, **kwargs).arguments
+        except TypeError as wrong:
+            raise ConfigError(f"{label}: {wrong}; give them by name: {', '.join(known)}") from error
+        types = {}
+        with suppress(NameError):  # a type that is imported for type checkers alone
+            types = typing.get_type_hints(call, include_extras=True)
     for name, value in given.items():
         try:
             validate(label, name, value, types.get(name, object))

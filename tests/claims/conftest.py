@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from regard import claims
+from tests import unchanged
 from tests.claims.silent import SILENT
 
 Measured = Callable[..., dict[str, Any]]
@@ -22,10 +23,17 @@ def measured() -> Measured:
     """
 
     @cache
-    def measure(name: str, **settings: object) -> dict[str, Any]:
+    def measure_once(name: str, **settings: object) -> tuple[dict[str, Any], frozenset[str]]:
         before = torch.get_rng_state()
-        found = claims.measure(claims.build(name, tiny=True, settings=settings), range(3), tiny=True)
+        with unchanged.reading() as files:
+            found = claims.measure(claims.build(name, tiny=True, settings=settings), range(3), tiny=True)
+            read = frozenset(files)
         assert torch.equal(torch.get_rng_state(), before), "the global generator was left changed"
+        return found, read
+
+    def measure(name: str, **settings: object) -> dict[str, Any]:
+        found, read = measure_once(name, **settings)
+        unchanged.SEEN.update(read)
         return found
 
     return measure

@@ -14,6 +14,7 @@ import torch
 from regard.checksums import Entry
 from regard.tasks.tokenizer import BpeTokenizer
 from regard.training import begun, files
+from tests.conftest import at_file
 
 SPECS = [
     ("nope", "unknown mechanism 'nope'"),
@@ -169,6 +170,35 @@ def test_folders_that_cannot_be_written(regard, tmp_path, tiny, text, run, verb,
     assert (tmp_path / "file").read_text() == "mine"
 
 
+WRITERS = (
+    "accuracy no_mechanism",
+    "cache nowhere",
+    "calibrate nowhere",
+    "capacity no_mechanism",
+    "claims dot_product_variance --quick",
+    "compare no_mechanism",
+    "explore nowhere text",
+    "generate nowhere text",
+    "knn build nowhere --model nothing",
+    "knn merge nowhere nothing",
+    "report nowhere",
+    "retrieval no_mechanism",
+    "rounding no_mechanism",
+    "tokens build nowhere",
+    "train --from nowhere",
+)
+
+
+@pytest.mark.parametrize("words", WRITERS)
+def test_what_cannot_be_written_is_said_before_anything_is_read(regard, tmp_path, words):
+    (tmp_path / "file").write_text("mine")
+    answer = regard(*words.split(), "--out", "file/below")
+    assert (answer.code, answer.out) == (6, "")
+    assert "cannot write file/below" in answer.err
+    assert "no_mechanism" not in answer.err
+    assert "nowhere" not in answer.err
+
+
 def full_disk(monkeypatch, when):
     """The disk is full half-way through the files that `when` picks."""
     write = files._write
@@ -255,7 +285,10 @@ def test_a_full_disk_while_a_run_is_set_up(regard, tmp_path, tiny, text, monkeyp
 
 
 def test_a_full_disk_while_exporting(regard, tmp_path, run, monkeypatch):
-    full_disk(monkeypatch, lambda path: "out.safetensors" in path.name)
+    def full(size):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    at_file(monkeypatch, full)
     answer = regard("checkpoint", "export", "run", "--out", "out.safetensors")
     assert (answer.code, answer.out) == (6, "")
     assert "cannot write out.safetensors: No space left on device" in answer.err

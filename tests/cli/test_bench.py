@@ -107,15 +107,6 @@ def test_defaults_may_be_typed_and_are_named(verb, what, more):
         (["performer", "--lengths", "x"], "cannot read the lengths 'x'"),
         (["performer", "--threads", "0", "--key-dim", "0"], "key_dim must be at least 1, got 0\nthreads must be"),
         ([], "name what to time"),
-        (
-            ["performer", "--accuracy", "--redraws", "8"],
-            "--accuracy of version 0.1 is a command of its own: regard accuracy performer --redraws 8",
-        ),
-        (
-            ["local(window=3)", "--capacity"],
-            "--capacity of version 0.1 is a command of its own: regard capacity 'local(window=3)'",
-        ),
-        (["--retrieval"], "--retrieval of version 0.1 is a command of its own: regard retrieval"),
     ],
 )
 def test_bad_words(regard, words, message):

@@ -93,7 +93,7 @@ def test_a_run_keeps_its_threshold_and_uses_it(regard, with_exits):
     assert "calibrated on passages" not in test.err
     again = regard("calibrate", with_exits, "--risk", "0.9", *GRID)
     assert again.code == 2
-    assert "exists, and nothing is ever overwritten" in again.err
+    assert "exists; choose another name, or remove it: nothing is ever overwritten" in again.err
     kept = with_exits / "exits" / "calibration.json"
     kept.write_text(kept.read_text().replace('"threshold": 0.01', '"threshold": 0.0'))
     broken = regard("generate", with_exits, "12 is", "--exits", "calibrated")

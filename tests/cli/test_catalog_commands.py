@@ -34,6 +34,35 @@ def test_list_that_matches_nothing_says_so_on_stderr(regard):
     assert "nothing matches" in answer.err
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("linear attention", "linear"),
+        ("Nadaraya-Watson", "gaussian"),
+        ("高斯核", "gaussian"),
+        ("Linear-Transformer", "linear"),
+    ],
+)
+def test_names_titles_and_other_names_are_one_search(regard, words, name):
+    assert regard("info", words).out.startswith(f"mechanism {name}\n")
+    assert list(json.loads(regard("list", words, "--json").out)["mechanisms"]) == [name]
+    assert f"did you mean {name!r} (" in regard("check", words).err
+
+
+def test_words_of_several_mechanisms_are_a_choice(regard):
+    answer = regard("info", "sliding window")
+    assert (answer.code, answer.out) == (2, "")
+    assert "choose one of\n  local: Local window\n" in answer.err
+    assert "longformer: Window and global tokens (Longformer)" in answer.err
+    assert "longformer" in regard("list", "sliding window", "--supports", "state").out
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_titles_are_read_without_importing(name):
+    assert catalog.title(name) == catalog.outline(name).title
+    assert name in catalog.search(name)
+
+
 def test_list_json_holds_the_facts(regard):
     found = json.loads(regard("list", "--json").out)
     assert list(found["mechanisms"]) == catalog.names()
@@ -266,7 +295,7 @@ def test_check_says_what_passed_and_what_a_fact_excused(regard, monkeypatch):
     ("words", "message"),
     [
         ([], "name what to check"),
-        (["nope"], "unknown mechanism 'nope'"),
+        (["nope"], "there is no catalog entry 'nope'"),
         (["linear(foo=1)"], "mechanism linear has no option 'foo'"),
         (["pathlib:Path"], "is not a subclass of"),
         (["memory:nope"], "there is no memory 'nope': valid"),

@@ -1,5 +1,6 @@
 """generate --chat: a reply to every line, until the input ends."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,25 @@ def test_on_a_terminal_it_says_how_it_ends(regard, instruct, monkeypatch):
     assert answer.code == 0, answer.err
     assert len(answer.out.splitlines()) == 2
     assert answer.err == "Write a line and press Enter; Ctrl-D ends.\n\n"
+
+
+def test_control_characters_of_a_file_do_not_reach_a_terminal(regard, instruct, monkeypatch):
+    """Of its tokens, which a pipe gets as they are; of its names, which a message has; in JSON they are escaped."""
+    file = instruct / "tokenizer.json"
+    file.write_text(file.read_text().replace('"a"', '"\\u001b[2Ja\\u009b"'))
+    words = ("generate", instruct, "b c", "--max-new-tokens", "30")
+    piped = regard(*words).out
+    assert "\x1b[2Ja\x9b" in piped
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert regard(*words).out == piped.replace("\x1b", "\\u001b").replace("\x9b", "\\u009b")
+    lines = regard(*words, "--json").out
+    assert json.loads(lines)["text"] + "\n" == piped
+    assert "\x9b" not in lines
+    (instruct / "config.json").write_text(json.dumps({"model_type": "\x1b[2J\x9b"}))
+    answer = regard(*words)
+    assert answer.code == 2
+    assert "\\u001b[2J" in answer.err or "\\x1b[2J" in answer.err
+    assert "\x1b" not in answer.err
 
 
 def test_a_conversation_that_became_too_long(regard, instruct):

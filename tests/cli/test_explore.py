@@ -30,7 +30,7 @@ def test_published_weights_beside_themselves_with_other_attention(regard, networ
     answer = regard("explore", network, "a b c d", "--attention", "local(window=1)", *words)
     assert answer.code == 0, answer.err
     first, second = json.loads(answer.out)["models"]
-    assert first["tokens"] == ["a", "b", "c", "d"]
+    assert first["tokens"] == ["a", " b", " c", " d"]
     assert {layer["mechanism"] for layer in first["layers"]} == {"local(window=1)"}
     assert {layer["mechanism"] for layer in second["layers"]} == {"linear"}
     assert first["layers"][0]["heads"][0]["distance"] < second["layers"][0]["heads"][0]["distance"]

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ import pytest
 import regard as package
 from regard import errors
 from regard.cli import main as command
+from regard.cli._output import console, emit, table
 
 VERBS = {
     "accuracy",
@@ -23,7 +25,9 @@ VERBS = {
     "checkpoint",
     "claims",
     "compare",
+    "completion",
     "doctor",
+    "embed",
     "evaluate",
     "explore",
     "generate",
@@ -63,7 +67,7 @@ def test_help_of_a_verb_describes_each_of_its_options(regard, verb):
     answer = regard(verb, "--help")
     assert answer.code == 0
     assert command.verbs()[verb].split(";")[0].rstrip(".") in " ".join(answer.out.split())
-    assert "--json" in answer.out or verb == "report"
+    assert "--json" in answer.out or verb in ("report", "completion")
 
 
 def test_version(regard):
@@ -191,7 +195,9 @@ def test_help_and_lists_do_not_import_torch(environment):
     code = (
         "import sys, regard.cli.main as m\n"
         "for words in [['--help'], *([v, '--help'] for v in m.verbs()), ['list'], ['list', '--json'], ['--version'],\n"
-        "              ['list', '--supports', 'causal'], ['report', 'nowhere'], ['train', '--config', 'nowhere']]:\n"
+        "              ['list', '--supports', 'causal'], ['report', 'nowhere'], ['train', '--config', 'nowhere'],\n"
+        "              *([v, 'softmx'] for v in ('info', 'check', 'compare', 'bench')), ['info', 'sliding window'],\n"
+        "              ['train', '--model.attention', 'softmx'], ['completion', 'bash']]:\n"
         "    m.main(words)\n"
         "    assert 'torch' not in sys.modules, words\n"
         "assert 'tyro' in sys.modules\n"
@@ -265,6 +271,17 @@ def test_a_panic_of_rust_for_want_of_memory_is_named(regard, monkeypatch):
         regard("list")
 
 
+def test_nothing_that_is_shown_steers_the_terminal(capsys):
+    screen, text = console(), "\x1b[2J\x9b"
+    screen.print(text, markup=False)
+    screen.print(table(text, rows=[(text,)], title=text))
+    emit({text: text})
+    shown = capsys.readouterr().out
+    assert not {"\x1b", "\x9b"} & set(shown)
+    assert shown.count(r"\u001b[2J\u009b") == 6
+    assert str(errors.DataError(text + "\r\n\t")) == "\\u001b[2J\\u009b\\u000d\n\t"
+
+
 def test_an_error_is_a_line_in_one_write(monkeypatch):
     """So that those of several processes do not run together."""
     written = []
@@ -280,3 +297,32 @@ def test_an_error_is_a_line_in_one_write(monkeypatch):
     (line,) = written
     assert line.startswith("regard: unknown command 'no such verb'")
     assert line.endswith("\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("regard comp", {"compare", "completion"}),
+        ("regard info softm", {"softmax", "softmax_plus_one"}),
+        ("regard compare softmax --qui", {"--quick"}),
+        ("regard train --model.attention local_", {"local_linear", "local_atrous"}),
+        ("regard checkpoint v", {"verify"}),
+        ("regard train --out ", set()),  # files
+    ],
+)
+def test_completion_in_bash(regard, tmp_path, line, found):
+    (tmp_path / "script").write_text(regard("completion", "bash").out, encoding="utf-8")
+    words = [f'"{word}"' for word in line.split(" ")]
+    program = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _regard; echo ${{COMPREPLY[*]}}"
+    done = subprocess.run(["bash", "-c", f". ./script; {program}"], cwd=tmp_path, capture_output=True, text=True)
+    assert (set(done.stdout.split()), done.stderr) == (found, "")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_of_every_shell_is_sound(regard, tmp_path, shell):
+    script = regard("completion", shell).out
+    assert all(text in script for text in ("compare", "softmax_plus_one", "model.attention"))
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    (tmp_path / "script").write_text(script, encoding="utf-8")
+    assert subprocess.run([shell, "-n", "script"], cwd=tmp_path, capture_output=True).stderr == b""

@@ -21,6 +21,11 @@ class NoFacts(Attention):
         return v
 
 
+class NoReference(Attention):
+    def attend(self, q, k, v, call):
+        return Attended(v)
+
+
 class Fails(NoFacts):
     default_info = Info(title="", source="", supports=Supports(causal=True))
 
@@ -50,13 +55,21 @@ def own(regard, tmp_path):
         sys.modules.pop(name, None)
 
 
+@pytest.mark.parametrize("words", [["check"], ["compare", "--quick"], ["info"]])
+def test_a_class_without_its_definition_is_told_what_to_write(own, words):
+    answer = own(*words, "module_of_faults:NoReference")
+    assert (answer.code, answer.out) == (2, "")
+    assert "module_of_faults:NoReference lacks reference, so it cannot be built; write in the class\n" in answer.err
+    assert "  def reference(self, q, k, v, call): The definition, explicit and slow" in answer.err
+
+
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
         ("module_of_faults:NoFacts", "module_of_faults:NoFacts has no class attribute `default_info = Info(...)`\n"),
         (
             "module_of_faults:Unbuilt",
-            "IndexError: list index out of range\n  module_of_faults.py, line 24, in setup: self.table = [0, 1][2]\n",
+            "IndexError: list index out of range\n  module_of_faults.py, line 29, in setup: self.table = [0, 1][2]\n",
         ),
         (
             "module_that_leaves:Any",
@@ -81,7 +94,7 @@ def test_a_class_that_fails_when_it_is_called_in_a_process_of_its_own(own):
     assert answer.code == 2
     assert answer.err.endswith(
         "AttributeError: 'Tensor' object has no attribute 'nothing_there'\n"
-        "  module_of_faults.py, line 19, in attend: return Attended(wrong(q))\n"
+        "  module_of_faults.py, line 24, in attend: return Attended(wrong(q))\n"
         "  helper_of_faults.py, line 4, in wrong: return x.nothing_there\n"
     )
 

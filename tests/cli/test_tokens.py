@@ -42,6 +42,13 @@ def test_build_says_what_is_in_it(regard, built):
     assert regard("tokens", "verify", built / "bpe").code == 0
 
 
+def test_an_empty_split_is_told(regard):
+    Path("one.txt").write_text("one document")
+    for words in (("build", "one.txt", "--out", "one"), ("stats", "one", "--json")):
+        answer = regard("tokens", *words)
+        assert (answer.code, answer.err.count("split is empty")) == (0, 2)
+
+
 def test_verify_names_what_is_damaged(regard, built, tmp_path):
     shutil.copytree(built / "store", tmp_path / "store")
     path = tmp_path / "store" / "00000000.ids"

@@ -1,15 +1,21 @@
 """train: layers of options, files with problems, runs that are never overwritten, and runs that go on."""
 
 import json
+import os
+import pty
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+from regard.training import checkpoint
 
 
 def config_of(run):
@@ -387,3 +393,51 @@ def test_a_corpus_of_a_file_that_is_not_there_is_told_with_the_file(regard, tmp_
     assert answer.code == 3
     assert "absent.txt" in answer.err
     assert "mine.toml" in answer.err
+
+
+def test_a_terminal_that_is_closed_leaves_a_checkpoint(regard, tmp_path, short, environment):
+    """The shell and the system send SIGHUP, and nothing can be shown any more."""
+    words = [*map(str, short), "--out", "run", "--checkpoint-every", "100000", "--log-every", "1"]
+    words[words.index("--steps") + 1] = "100000"
+    process, terminal = pty.fork()
+    if process == 0:
+        os.chdir(tmp_path)
+        os.execve(sys.executable, [sys.executable, "-m", "regard.cli.main", "train", *words], environment)
+    os.set_blocking(terminal, False)
+    log = tmp_path / "run/metrics.jsonl"
+    while not log.exists() or len(log.read_text().splitlines()) < 3:
+        with suppress(BlockingIOError):
+            os.read(terminal, 1 << 16)
+        assert os.waitpid(process, os.WNOHANG) == (0, 0)
+    os.close(terminal)  # of which the system tells the process
+    os.kill(process, signal.SIGHUP)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 129
+    assert len(list((tmp_path / "run/checkpoints").iterdir())) == 1
+    assert regard("checkpoint", "verify", "run").code == 0
+
+
+def test_nohup_goes_on_when_a_terminal_is_closed(tmp_path, short, environment):
+    words = ["nohup", sys.executable, "-m", "regard.cli.main", "train", *map(str, short), "--out", "run"]
+    words[words.index("--steps") + 1] = "30"
+    process = subprocess.Popen(words, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not (tmp_path / "run/metrics.jsonl").exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(60) == 0
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_verified_is_not_damaged(regard, run, monkeypatch):
+    """As by who trains the run, once there is a newer one."""
+    read = checkpoint.load_folder
+    gone = []
+
+    def removed(path, only=None):
+        if not gone:
+            gone.append(path)
+            shutil.rmtree(path)
+        return read(path, only)
+
+    monkeypatch.setattr(checkpoint, "load_folder", removed)
+    answer = regard("checkpoint", "verify", "run")
+    assert answer.code == 0, answer.out
+    assert gone[0].name not in answer.out

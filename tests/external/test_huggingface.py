@@ -252,9 +252,141 @@ def test_generation_equals_the_original_and_the_call_without_a_cache(kind):
 @torch.no_grad()
 def test_a_static_cache_is_refused():
     model = build("llama")
-    replace_attention(model, "softmax")
+    replace_attention(model, "local(window=2)")
     with pytest.raises(regard.UnsupportedError, match="dynamic cache"):
         model.generate(tokens(), max_new_tokens=4, cache_implementation="static", disable_compile=True)
+    cache = transformers.StaticCache(model.config, max_cache_len=LENGTH + 3)
+    seen = torch.ones(2, 1, LENGTH, LENGTH + 3, dtype=torch.bool).tril()
+    with pytest.raises(regard.UnsupportedError, match="dynamic cache"):
+        model(tokens(), attention_mask=seen, past_key_values=cache)
+
+
+ANCHORED = "longformer(window=3, num_global=2)"
+SPECS = ("softmax", "local(window=3)", "linear", ANCHORED, "sigmoid(form='paper')")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("kind", DECODERS + ENCODERS)
+def test_packed_documents_are_as_alone_or_refused(kind, spec):
+    """By positions that begin again, with a cache and without, by lengths, and by a mask of pairs."""
+    model = build(kind)
+    replace_attention(model, spec)
+    document = torch.arange(LENGTH) >= 4
+    apart = (document[:, None] == document).expand(2, 1, -1, -1)
+    positions = torch.cat([torch.arange(4), torch.arange(LENGTH - 4)])[None].expand(2, -1)
+    begun = 1 if kind == "roberta" else 0
+    alone = model(tokens()[:, 4:]).logits
+    separating = {"attention_mask": apart.tril() if kind in DECODERS else apart}
+    calls = [
+        separating,
+        {"attention_mask": torch.zeros(apart.shape).masked_fill(~separating["attention_mask"], -1e9)},
+        {"use_cache": False},  # transformers makes the mask for decoders
+        {"use_cache": True},
+        {"attention_mask": torch.ones(2, LENGTH, dtype=torch.long)},
+        {"cu_seq_lens_q": torch.tensor([0, 4, LENGTH])},
+    ]
+    served = (3 if kind in DECODERS else 2) if spec in SPECS[:2] else 0
+    for at, further in enumerate(calls):
+        if at < served:
+            close(model(tokens(), position_ids=positions + begun, **further).logits[:, 4:], alone)
+        else:
+            with pytest.raises(regard.UnsupportedError, match="packed documents"):
+                model(tokens(), position_ids=positions + begun, **further)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("spec", ["softmax", "local(window=3)", "linear", ANCHORED])
+@pytest.mark.parametrize("kind", DECODERS + ENCODERS)
+def test_left_padding_as_a_table_is_as_alone_or_refused(kind, spec):
+    """Each row with padding of its own, for every head; with a past too."""
+    model = build(kind)
+    replace_attention(model, spec)
+    real = torch.arange(LENGTH) >= torch.tensor([[3], [5]])
+    table = real[:, None, None].expand(-1, 4, LENGTH, -1)
+    table = table.tril() if kind in DECODERS else table
+    positions = (real.long().cumsum(-1) - 1).clamp(min=0) + (kind == "roberta")
+    if spec in ("linear", ANCHORED):
+        with pytest.raises(regard.UnsupportedError, match="packed documents"):
+            model(tokens(), attention_mask=table, position_ids=positions)
+        return
+    got = model(tokens(), attention_mask=table, position_ids=positions).logits
+    for row, start in enumerate((3, 5)):
+        close(got[row, start:], model(tokens()[row : row + 1, start:]).logits[0])
+    if kind in DECODERS:
+        past = model(tokens()[:, :7], attention_mask=table[:, :, :7, :7], position_ids=positions[:, :7]).past_key_values
+        call = {"attention_mask": table[:, :, 7:], "position_ids": positions[:, 7:], "past_key_values": past}
+        close(model(tokens()[:, 7:], **call).logits, got[:, 7:])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("number", [-1e4, -1e9, None])
+def test_masks_of_large_numbers(number, dtype):
+    """As code of before writes them: a table of the future, and padding as one row; smaller numbers are biases."""
+    number = torch.finfo(dtype).min if number is None else number
+    model, eager = build("llama").to(dtype), build("llama", attn_implementation="eager").to(dtype)
+    replace_attention(model, "softmax")
+    tolerance = 2e-5 if dtype == torch.float32 else 4e-2
+    future = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+    table = torch.zeros(1, 1, LENGTH, LENGTH, dtype=dtype).masked_fill(future, number)
+    for mask in (table, table + torch.randn(LENGTH, LENGTH, generator=torch.Generator().manual_seed(0)).to(dtype)):
+        close(*(one(tokens(), attention_mask=mask).logits for one in (model, eager)), tolerance)
+    with pytest.raises(regard.UnsupportedError, match="lets a query see a later key"):
+        model(tokens(), attention_mask=table.clamp(min=-1000))
+    bert = build("bert").to(dtype)
+    replace_attention(bert, "linear")
+    keep = padded(left=False)
+    numbers = torch.zeros(2, 1, 1, LENGTH, dtype=dtype).masked_fill(keep[:, None, None] == 0, number)
+    close(bert(tokens(), attention_mask=numbers).logits, bert(tokens(), attention_mask=keep).logits)
+    with pytest.raises(regard.UnsupportedError, match=r"boolean .* or numbers to add, got torch.int64"):
+        bert(tokens(), attention_mask=keep[:, None, None])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("spec", ["softmax", "linear", ANCHORED])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "bert"])
+def test_one_graph(kind, spec):
+    model = build(kind)
+    replace_attention(model, spec)
+    torch.compiler.reset()
+    graph = torch.compile(model, fullgraph=True, backend="aot_eager")
+    close(graph(tokens()).logits, model(tokens()).logits)
+    right, left = padded(left=False), padded(left=True)
+    close(*(call(one, tokens(), right).logits[right == 1] for one in (graph, model)))
+    if spec == ANCHORED:
+        with pytest.raises(RuntimeError, match="does not support left padding"):
+            call(graph, tokens(), left)
+
+
+def test_adapters_on_the_drop_in():
+    """peft puts LoRA on it as on torch's: the same outputs and gradients, and the same merged weights."""
+    peft = pytest.importorskip("peft", reason="peft is not installed; `make external`")
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attn, self.out = nn.MultiheadAttention(16, 4, batch_first=True), nn.Linear(16, 5)
+
+        def forward(self, x):
+            return self.out(self.attn(x, x, x, need_weights=False)[0])
+
+    x, seen = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(0)), []
+    torch.manual_seed(0)
+    original = Net()
+    for net in (original, copy.deepcopy(original)):
+        if seen:
+            replace_attention(net, "softmax")
+        torch.manual_seed(1)
+        options = peft.LoraConfig(r=4, target_modules=["attn"], init_lora_weights=False)
+        adapted = peft.get_peft_model(net, options)
+        out = adapted(x)
+        out.square().sum().backward()
+        gradients = [weight.grad for name, weight in adapted.named_parameters() if "lora" in name]
+        seen.append([out, *gradients, adapted.merge_and_unload()(x)])
+    assert len(seen[0]) == 6
+    for got, expected in zip(seen[1], seen[0], strict=True):
+        close(got, expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -360,11 +492,14 @@ def test_refusals_change_nothing(kind, spec, options, error, message):
 def test_another_type_is_refused():
     shape = {"hidden_size": DIM, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 24}
     model = transformers.PhiForCausalLM(transformers.PhiConfig(vocab_size=VOCABULARY, **shape))
-    with pytest.raises(regard.UnsupportedError, match=r"phi.*these are: bart, bert, .*, vit$"):
+    with pytest.raises(regard.UnsupportedError, match=r"^PhiForCausalLM \(phi\) .*these are: bart, bert, .*, vit$"):
         replace_attention(model, "softmax")
+    network = transformers.MPNetModel(transformers.MPNetConfig(vocab_size=VOCABULARY, **shape))  # without `scaling`
+    with pytest.raises(regard.UnsupportedError, match=r"^0: MPNetModel \(mpnet\) is a Hugging Face model of a type"):
+        replace_attention(nn.Sequential(network), "softmax")
     del shape["intermediate_size"]
     seen = transformers.ViTMSNConfig(image_size=SIDE, patch_size=4, intermediate_size=24, **shape)
-    with pytest.raises(regard.UnsupportedError, match="models of type vit_msn are not served"):
+    with pytest.raises(regard.UnsupportedError, match=r"ViTMSNModel \(vit_msn\)"):
         replace_attention(transformers.ViTMSNModel(seen), "softmax")
 
 
@@ -476,6 +611,10 @@ def test_what_is_missing_or_too_large_is_named(tmp_path):
     with pytest.raises(regard.CheckpointError, match=r"model\.safetensors"):
         load_replaced(type(model), tmp_path)
     tensors = safetensors.torch.load(whole)
+    name = next(name for name in tensors if ".mechanism." in name)
+    weights.write_bytes(safetensors.torch.save({**tensors, name: tensors[name].long()}, metadata={"format": "pt"}))
+    with pytest.raises(regard.CheckpointError, match=f"has {name} as I64"):
+        load_replaced(type(model), tmp_path)
     del tensors["model.layers.0.mlp.up_proj.weight"]
     weights.write_bytes(safetensors.torch.save(tensors, metadata={"format": "pt"}))
     with pytest.raises(regard.CheckpointError, match=r"has no model\.layers\.0\.mlp\.up_proj\.weight"):

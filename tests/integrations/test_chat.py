@@ -1,11 +1,13 @@
 """Chat templates: rendered as transformers renders them, in a sandbox with limits; and conversations."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
+from regard.confined import confined
 from regard.errors import CheckpointError, InputError, UnsafeFileError, UnsupportedError
 from regard.integrations import chat, pretrained
 from regard.integrations._tokenizer import PretrainedTokenizer
@@ -84,12 +86,10 @@ def test_what_no_template_may_do(source: str, error: type[Exception], message: s
 
 def test_a_template_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    with monkeypatch.context() as impatient:
-        impatient.setattr(chat, "_SECONDS", 1)
-        with pytest.raises(UnsafeFileError, match="here: the chat template was stopped: it takes too much time or mem"):
-            template(loop).render(MESSAGES)
+    with pytest.raises(UnsafeFileError, match="here: the chat template was stopped: it takes too much time or mem"):
+        template(loop).render(MESSAGES)
     doubled = "{% set n = namespace(x='aa') %}{% for a in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}"
-    monkeypatch.setattr(chat, "_SECONDS", 60)
+    monkeypatch.setattr(chat, "confined", partial(confined, seconds=60))
     with pytest.raises(UnsafeFileError, match="too much memory"):
         template(doubled).render(MESSAGES)
 

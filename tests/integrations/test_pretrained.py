@@ -13,7 +13,7 @@ import numpy
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 
 from regard.attention.sparse.bigbird import Bigbird
@@ -233,6 +233,30 @@ def test_old_names_copies_and_what_follows_from_the_configuration(tmp_path: Path
         pretrained.load(tmp_path / "it")
 
 
+@pytest.mark.parametrize("title", [title for title in NETWORKS if title.endswith("ForMaskedLM")])
+def test_a_tensor_of_two_names_is_read_under_either(title: str, tmp_path: Path) -> None:
+    """The table of tokens and the bias of the output layer, of which safetensors stores one name."""
+    model = network(title)
+    pretrained.export(model, tmp_path / "it")
+
+    def rename(tensors: dict[str, Tensor]) -> None:
+        (bias,) = (name for name in tensors if name in ("cls.predictions.bias", "lm_head.bias"))
+        (table,) = (name for name in tensors if name.endswith("word_embeddings.weight"))
+        decoder = bias.removesuffix("bias") + "decoder"
+        tensors[f"{decoder}.bias"], tensors[f"{decoder}.weight"] = tensors.pop(bias), tensors.pop(table)
+
+    rewrite(tmp_path / "it", rename)
+    assert torch.equal(logits(pretrained.load(tmp_path / "it").model), logits(model))
+
+    def differ(tensors: dict[str, Tensor]) -> None:
+        (copy,) = (name for name in tensors if name.endswith("decoder.bias"))
+        tensors[copy.replace("decoder.", "")] = tensors[copy] + 1
+
+    rewrite(tmp_path / "it", differ)
+    with pytest.raises(CheckpointError, match=r"decoder\.bias differs from (cls\.predictions|lm_head)\.bias"):
+        pretrained.load(tmp_path / "it")
+
+
 def test_every_problem_with_tensors_is_told_at_once(folder: Path) -> None:
     def spoil(tensors: dict[str, Tensor]) -> None:
         del tensors["embeddings.LayerNorm.weight"]
@@ -240,14 +264,14 @@ def test_every_problem_with_tensors_is_told_at_once(folder: Path) -> None:
         tensors["encoder.layer.7.output.dense.bias"] = torch.zeros(12)
 
     rewrite(folder, spoil)
-    configure(folder, eos_token_id=77)
+    configure(folder, eos_token_id="end")
     with pytest.raises(CheckpointError) as caught:
         pretrained.load(folder)
     text = str(caught.value)
     assert "bert.embeddings.LayerNorm.weight (12,) is missing" in text
     assert "bert.encoder.layer.0.output.dense.bias has shape (13,), and the configuration says (12,)" in text
     assert "bert.encoder.layer.7.output.dense.bias (12,) has no use here" in text
-    assert "77 is no token id" in text
+    assert "'end' is no token id" in text
 
 
 def test_every_problem_with_a_configuration_is_told_at_once(folder: Path) -> None:
@@ -256,6 +280,39 @@ def test_every_problem_with_a_configuration_is_told_at_once(folder: Path) -> Non
         pretrained.load(folder)
     for problem in ("num_attention_heads=5", "hidden_act='mish'", "is_decoder=True", "layer_norm_eps must be a number"):
         assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("title", ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "GPT2LMHeadModel"])
+@pytest.mark.parametrize("changes", [{"is_causal": False}, {"query_scale": 0.5}, {"use_gates": False}])
+def test_a_key_that_may_change_the_result_is_refused_unless_it_is_ignored(
+    title: str, changes: dict[str, object], tmp_path: Path
+) -> None:
+    model = network(title)
+    pretrained.export(model, tmp_path / "it")
+    configure(tmp_path / "it", **changes, pruned_heads={}, quantization_config=None, prefix=" ", summary_type="last")
+    (key,) = changes
+    with pytest.raises(CheckpointError) as caught:
+        pretrained.load(tmp_path / "it")
+    (problem,) = str(caught.value).splitlines()[1:]
+    assert problem.startswith(f"  {key}={changes[key]!r}: regard")
+    assert torch.equal(logits(pretrained.load(tmp_path / "it", ignore=(key,)).model), logits(model))
+
+
+@pytest.mark.parametrize(
+    ("rotary", "problem"),
+    [
+        ({"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+        ({"rope_scaling": {"type": "default", "factor": 2.0}}, "factor=2.0"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type='linear'"),
+        ({"rope_scaling": {"type": "yarn"}, "rope_parameters": {"rope_theta": 10000.0}}, "rope_scaling="),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+    ],
+)
+def test_rotary_positions_of_another_kind_are_refused(rotary: dict[str, object], problem: str, tmp_path: Path) -> None:
+    pretrained.export(network("LlamaForCausalLM"), tmp_path / "it")
+    configure(tmp_path / "it", **rotary)
+    with pytest.raises(CheckpointError, match=problem):
+        pretrained.load(tmp_path / "it")
 
 
 @pytest.mark.parametrize(
@@ -429,6 +486,48 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(folder: Path) -> None:
         pretrained.load(folder)
 
 
+@pytest.mark.parametrize("at", ["blobs", "other/blobs"])
+def test_links_of_a_hugging_face_cache_lead_to_its_own_blobs(at: str, folder: Path, tmp_path: Path) -> None:
+    expected = logits(pretrained.load(folder).model)
+    snapshot, blobs = tmp_path / "models--it" / "snapshots" / "0123abcd", tmp_path / "models--it" / at
+    snapshot.mkdir(parents=True)
+    blobs.mkdir(parents=True)
+    for number, path in enumerate(sorted(folder.iterdir())):
+        path.rename(blobs / str(number))
+        (snapshot / path.name).symlink_to(Path("../..") / at / str(number))
+    if at == "blobs":
+        assert torch.equal(logits(pretrained.load(snapshot).model), expected)
+    else:
+        with pytest.raises(UnsafeFileError, match="is a link to"):
+            pretrained.load(snapshot)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64])
+def test_weights_that_are_no_floating_point_numbers_are_refused(dtype: torch.dtype, folder: Path) -> None:
+    name = "embeddings.LayerNorm.weight"
+    rewrite(folder, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
+    with pytest.raises(CheckpointError, match=rf"bert\.{name} is stored as \w+, and the network has torch\.float32"):
+        pretrained.load(folder)
+
+
+def test_tokens_without_a_row_are_warned_of_and_never_used(tmp_path: Path) -> None:
+    """A network of 7 letters of the 10 words, and GPT-2's end of text."""
+    model = LanguageModel(presets.build("gpt", **{**WIDE, "vocab_size": 7}))
+    pretrained.export(model, tmp_path / "it", tokenizer=words())
+    configure(tmp_path / "it", eos_token_id=[50256, 1, -1])
+    with pytest.warns(UserWarning, match="tokens of its tokenizer|eos_token_id") as caught:
+        loaded = pretrained.load(tmp_path / "it")
+    first, second = (str(each.message) for each in caught)
+    assert "3 tokens of its tokenizer, 7 ('is') the first" in first
+    assert "[50256, -1] is outside 0 to 6" in second
+    assert loaded.stop_tokens == (1,)
+    assert loaded.reader.encode("to be or not").tolist() == [2, 3, 4, 5]
+    assert len(loaded.generate("to be", max_new_tokens=9, temperature=5.0).split()) <= 9
+    for read in (loaded.reader.encode, loaded.reader.document, loaded.generate):
+        with pytest.raises(InputError, match="7 at position 1"):
+            read("that is")
+
+
 def test_pickled_weights_are_refused(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(UnsafeFileError, match="as pickle"):
@@ -506,6 +605,45 @@ def test_stop_tokens_and_chat_template_are_kept(where: str, tmp_path: Path) -> N
     assert logits(third.model).equal(logits(windowed.model))
 
 
+@pytest.mark.parametrize("described", [False, True])
+def test_settings_of_tokenizer_and_generation_are_kept(described: bool, tmp_path: Path) -> None:
+    """As transformers reads them: special_tokens_map.json counts unless tokenizer_config.json describes all tokens."""
+    first = tmp_path / "first"
+    pretrained.export(network("LlamaForCausalLM"), first, tokenizer=words())
+    generation = {"eos_token_id": 3, "pad_token_id": 2, "temperature": 0.6, "do_sample": True}
+    settings = {"tokenizer_class": "Theirs", "auto_map": {"AutoTokenizer": ["a.B", None]}, "padding_side": "left"}
+    settings |= {"bos_token": "to", "pad_token": {"content": "be"}} | (
+        {"added_tokens_decoder": {}} if described else {}
+    )
+    tokens = {"bos_token": "or", "additional_special_tokens": ["?"]}
+    limits = {
+        "padding": {"strategy": "BatchLongest", "direction": "Left", "pad_id": 2, "pad_type_id": 0, "pad_token": "be"},
+        "truncation": {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0},
+    }
+    limits["padding"]["pad_to_multiple_of"] = None
+    tokenizer = json.loads((first / "tokenizer.json").read_text())
+    for name, values in {
+        "generation_config": generation,
+        "tokenizer_config": settings,
+        "special_tokens_map": tokens,
+        "tokenizer": tokenizer | limits,
+    }.items():
+        (first / f"{name}.json").write_text(json.dumps(values))
+    loaded = pretrained.load(first)
+    pretrained.save(loaded, tmp_path / "saved")
+    for at, one in enumerate((loaded, pretrained.load(tmp_path / "saved"))):
+        pretrained.export(one, tmp_path / str(at))
+        found = {path.name: json.loads(path.read_text()) for path in (tmp_path / str(at)).glob("*.json")}
+        assert found["generation_config.json"] == generation
+        named = settings | {"bos_token": "to"} if described else settings | tokens
+        named = {**named, "pad_token": "be", "tokenizer_class": "PreTrainedTokenizerFast"}
+        assert found["tokenizer_config.json"] == {name: named[name] for name in named if name != "auto_map"}
+        assert {name: found["tokenizer.json"][name] for name in limits} == limits
+        assert (found["config.json"]["eos_token_id"], found["config.json"]["pad_token_id"]) == (3, 2)
+    pretrained.export(loaded, tmp_path / "other", stop_tokens=(1,))
+    assert json.loads((tmp_path / "other" / "generation_config.json").read_text()) == generation | {"eos_token_id": [1]}
+
+
 def test_weights_of_8_bits_are_for_decoders(folder: Path, tmp_path: Path) -> None:
     pretrained.export(network("LlamaForCausalLM"), tmp_path / "llama", tokenizer=words())
     packed = pretrained.load(tmp_path / "llama", weights="int8")
@@ -573,6 +711,161 @@ def test_embeddings_are_means_over_tokens_whatever_the_padding(folder: Path) -> 
         loaded.embed("be")
 
 
+def sentence_folder(folder: Path, pooling: dict[str, object], *modules: str, **files: dict[str, object]) -> None:
+    """The files of sentence-transformers beside a network of width 12."""
+    names = modules or ("Transformer", "Pooling")
+    listed = [
+        {"path": f"{at}_{name}" if at else "", "type": f"sentence_transformers.models.{name}"}
+        for at, name in enumerate(names)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 12, **pooling}))
+    for name, values in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(values))
+
+
+TEXTS = ["to be or not to be that is the question", "question", "be not the question"]
+# of the hidden states of a text, and where each stands, from 1
+BY_HAND: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cls": lambda hidden, places: hidden[0],
+    "max": lambda hidden, places: hidden.max(0).values,
+    "mean": lambda hidden, places: hidden.sum(0) / len(hidden),
+    "mean_sqrt_len_tokens": lambda hidden, places: hidden.sum(0) / len(hidden) ** 0.5,
+    "weightedmean": lambda hidden, places: places @ hidden / places.sum(),
+    "lasttoken": lambda hidden, places: hidden[-1],
+}
+
+
+def by_hand(loaded: pretrained.PublishedModel, text: str, names: list[str], skipped: int = 0) -> Tensor:
+    """The vector of a text alone, without its first tokens."""
+    hidden = loaded.model(torch.from_numpy(loaded.reader.encode(text))[None]).hidden[0].detach()
+    places = torch.arange(1.0, len(hidden) + 1)
+    return torch.cat([BY_HAND[name](hidden[skipped:], places[skipped:]) for name in names])
+
+
+@pytest.mark.parametrize(
+    ("pooling", "names"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, ["cls"]),
+        ({"pooling_mode_weightedmean_tokens": True, "pooling_mode_cls_token": False}, ["weightedmean"]),
+        ({"pooling_mode_lasttoken": True, "pooling_mode_max_tokens": True}, ["max", "lasttoken"]),
+        (
+            {"pooling_mode_mean_sqrt_len_tokens": True, "pooling_mode_mean_tokens": True},
+            ["mean", "mean_sqrt_len_tokens"],
+        ),
+        ({}, ["mean"]),
+        ({"pooling_mode": "cls", "include_prompt": True}, ["cls"]),
+        ({"pooling_mode": ["lasttoken", "mean", "max"]}, ["lasttoken", "mean", "max"]),
+    ],
+)
+@pytest.mark.parametrize("unit", [True, False])
+def test_the_pooling_of_a_folder_of_sentence_transformers(
+    folder: Path, tmp_path: Path, pooling: dict[str, object], names: list[str], unit: bool
+) -> None:
+    sentence_folder(folder, pooling, *["Transformer", "Pooling", "Normalize"][: 2 + unit])
+    loaded = pretrained.load(folder)
+    wanted = torch.stack([by_hand(loaded, text, names) for text in TEXTS])
+    torch.testing.assert_close(loaded.embed(TEXTS, unit=False), wanted)
+    if unit:
+        wanted = nn.functional.normalize(wanted)
+    found = loaded.embed(TEXTS)
+    torch.testing.assert_close(found, wanted)
+    pretrained.save(loaded, tmp_path / "saved")
+    pretrained.export(loaded, tmp_path / "exported")
+    for again in ("saved", "exported"):
+        assert torch.equal(pretrained.load(tmp_path / again).embed(TEXTS), found)
+    torch.testing.assert_close(loaded.embed(TEXTS, unit=False, pooling="max")[0], by_hand(loaded, TEXTS[0], ["max"]))
+
+
+@pytest.mark.parametrize("include", [True, False])
+@pytest.mark.parametrize("pooling", BY_HAND)
+def test_prompts_of_a_folder_of_sentence_transformers(folder: Path, pooling: str, include: bool) -> None:
+    prompts = {"prompts": {"query": "that is ", "text": "to be or "}, "default_prompt_name": "text"}
+    mode = {"pooling_mode": pooling, "include_prompt": include}
+    sentence_folder(folder, mode, config_sentence_transformers={**prompts, "similarity_fn_name": "cosine"})
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    added = processors.TemplateProcessing(single="[unk] $A [end]", special_tokens=[("[unk]", 0), ("[end]", 1)])
+    tokenizer.post_processor = added  # type: ignore[assignment]
+    tokenizer.save(str(folder / "tokenizer.json"))
+    loaded = pretrained.load(folder)
+    for name, prompt, tokens in ((None, "to be or ", 4), ("query", "that is ", 3), ("", "", 0)):
+        wanted = by_hand(loaded, prompt + "not the question", [pooling], 0 if include else tokens)
+        torch.testing.assert_close(loaded.embed(["not the question"], prompt=name)[0], wanted)
+    with pytest.raises(ConfigError, match="has no prompt 'qery': did you mean 'query'"):
+        loaded.embed(["not"], prompt="qery")
+
+
+def test_what_a_folder_of_sentence_transformers_reads(folder: Path) -> None:
+    sentence_folder(folder, {"pooling_mode": "mean"}, sentence_bert_config={"max_seq_length": 4, "do_lower_case": True})
+    loaded = pretrained.load(folder)
+    cut = loaded.embed(["be not the question"])
+    assert torch.equal(loaded.embed(["Be not THE question"]), cut)
+    with pytest.raises(LimitError, match=r"at most 4 tokens .*max_seq_length: 4") as caught:
+        loaded.embed(["be", "be not the question to"])
+    assert str(caught.value).splitlines()[1:] == ["  text 1 has 5"]
+    torch.testing.assert_close(loaded.embed(["be not the question to"], truncate=True), cut)
+    assert pretrained.convert(loaded, None, max_length=30).embed(["be " * 25]).shape == (1, 12)
+    # Newer files keep it with the tokenizer.
+    sentence_folder(folder, {"pooling_mode": "mean"}, sentence_bert_config={}, tokenizer_config={"model_max_length": 3})
+    with pytest.raises(LimitError, match="at most 3 tokens"):
+        pretrained.load(folder).embed(["be not the question"])
+
+
+@pytest.mark.parametrize(
+    ("pooling", "modules", "files", "error", "message"),
+    [
+        (
+            {},
+            ("Transformer", "Pooling", "Dense"),
+            {},
+            UnsupportedError,
+            r"modules\.json names the modules .*models\.Dense;",
+        ),
+        ({}, ("Transformer",), {}, UnsupportedError, "names the modules"),
+        ({"pooling_mode": "first"}, (), {}, ConfigError, "there is no pooling 'first'"),
+        ({"pooling_mode_cls_token": 1}, (), {}, CheckpointError, "pooling_mode_cls_token must be true or false, got 1"),
+        ({"pooling_mode_new": True}, (), {}, CheckpointError, "1_Pooling/config.json: pooling_mode_new=True"),
+        (
+            {"word_embedding_dimension": 13},
+            (),
+            {},
+            CheckpointError,
+            "embedding_dimension=13, and hidden states have 12",
+        ),
+        ({}, (), {"sentence_bert_config": {"max_seq_length": "4"}}, CheckpointError, "max_seq_length must be a number"),
+        (
+            {},
+            (),
+            {"config_sentence_transformers": {"model_type": "SparseEncoder", "truncate_dim": 4}},
+            CheckpointError,
+            "(?s)model_type='SparseEncoder'.*config_sentence_transformers.json: truncate_dim=4",
+        ),
+        ({}, (), {"config_sentence_transformers": {"prompts": {"query": 3}}}, CheckpointError, "prompts must be texts"),
+    ],
+)
+def test_settings_of_sentence_transformers_that_are_not_understood(
+    folder: Path,
+    pooling: dict[str, object],
+    modules: tuple[str, ...],
+    files: dict[str, dict[str, object]],
+    error: type[Exception],
+    message: str,
+) -> None:
+    sentence_folder(folder, pooling, *modules, **files)
+    loaded = pretrained.load(folder)
+    with pytest.raises(error, match=message):
+        loaded.embed(["be"])
+
+
+def test_a_module_outside_of_the_folder_is_not_read(folder: Path, tmp_path: Path) -> None:
+    sentence_folder(folder, {"pooling_mode": "cls"})
+    (folder / "1_Pooling").rename(tmp_path / "elsewhere")
+    (folder / "1_Pooling").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UnsafeFileError, match="path '1_Pooling' leads out of the folder"):
+        pretrained.load(folder)
+
+
 def test_texts_in_and_texts_out(folder: Path, tmp_path: Path) -> None:
     config = presets.build("t5", **{**TINY, "vocab_size": len(WORDS), "mlp_dim": 20, "head_dim": None})
     pretrained.export(EncoderDecoder(config), tmp_path / "t5", tokenizer=words())
@@ -582,7 +875,7 @@ def test_texts_in_and_texts_out(folder: Path, tmp_path: Path) -> None:
         loaded.generate("to be")
     with pytest.raises(UnsupportedError, match="reads no source"):
         pretrained.load(folder).answer("to be")
-    with pytest.raises(InputError, match="unknown token ids"):
+    with pytest.raises(InputError, match="token ids outside the vocabulary"):
         loaded.reader.decode([3, 99, -1])
     pretrained.export(network("BartForConditionalGeneration"), tmp_path / "bart")
     with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
@@ -632,8 +925,8 @@ def gguf(tensors: dict[str, Tensor], metadata: dict[str, object]) -> bytes:
     return head + bytes(-len(head) % 32) + body
 
 
-def llama_file(path: Path) -> LanguageModel:
-    """A tiny Llama as llama.cpp stores it: rows of q and k in the order of neighbouring planes."""
+def llama_file(path: Path, more: dict[str, object] | None = None) -> LanguageModel:
+    """A tiny Llama as llama.cpp stores it: rows of q and k in the order of neighbouring planes; with more metadata."""
     config = presets.build("llama", **{**WIDE, "vocab_size": 6, "kv_heads": 1, "max_length": 20})
     model = LanguageModel(config).eval()
 
@@ -669,7 +962,7 @@ def llama_file(path: Path) -> LanguageModel:
         "tokenizer.ggml.merges": ["a b"],
         "tokenizer.ggml.eos_token_id": 5,
     }
-    path.write_bytes(gguf({name: x.detach() for name, x in tensors.items()}, metadata))
+    path.write_bytes(gguf({name: x.detach() for name, x in tensors.items()}, {**metadata, **(more or {})}))
     return model
 
 
@@ -682,6 +975,68 @@ def test_a_gguf_file_is_the_network_that_was_stored(tmp_path: Path) -> None:
     assert loaded.stop_tokens == (5,)
     with pytest.raises(InputError, match="0x64 of U\\+0064"):
         loaded.reader.encode("abd")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention.causal", False),
+        ("attention.scale", 0.5),
+        ("attention.sliding_window", 4),
+        ("attention.value_length", 4),
+        ("final_logit_softcapping", 30.0),
+        ("rope.dimension_count", 4),
+        ("rope.scaling.attn_factor", 2.0),
+        ("rope.scaling.factor", 2.0),  # without a type llama.cpp takes it as linear
+        ("rope.scaling.type", "yarn"),
+    ],
+)
+def test_a_key_of_gguf_that_changes_the_result_is_refused(key: str, value: object, tmp_path: Path) -> None:
+    same = {"rope.dimension_count": 6, "attention.value_length": 6, "attention.causal": True}
+    same |= {"rope.scaling.type": "none", "rope.scaling.factor": 1.0}
+    model = llama_file(tmp_path / "it.gguf", {f"llama.{name}": only for name, only in {**same, key: value}.items()})
+    with pytest.raises(CheckpointError) as caught:
+        pretrained.load(tmp_path / "it.gguf")
+    (problem,) = str(caught.value).splitlines()[1:]
+    assert problem.startswith(f"  {key}={value!r}: regard")
+    tokens = torch.tensor([[3, 2, 4, 1, 1]])
+    loaded = pretrained.load(tmp_path / "it.gguf", ignore=(key,))
+    assert torch.equal(loaded.decoder(tokens).logits, model(tokens).logits)
+
+
+@pytest.mark.parametrize(
+    ("split", "more", "ids"),
+    [
+        ("gpt-2", {}, [3, 0, 1]),
+        ("llama-bpe", {}, [4, 2]),
+        ("llama3", {"add_bos_token": True}, [4, 2]),
+        ("llama-bpe", {"add_bos_token": False, "add_eos_token": True}, [2, 5]),
+    ],
+)
+def test_whole_words_and_first_tokens_are_those_of_llama_cpp(
+    split: str, more: dict[str, object], ids: list[int], tmp_path: Path
+) -> None:
+    own: dict[str, object] = {"pre": split, "bos_token_id": 4, "tokens": ["a", "b", "cab", "c", "<first>", "<end>"]}
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in {**own, "merges": [], **more}.items()}
+    llama_file(tmp_path / "it.gguf", metadata)
+    assert pretrained.load(tmp_path / "it.gguf").reader.encode("cab").tolist() == ids
+
+
+def test_a_first_token_that_is_added_must_be_one(tmp_path: Path) -> None:
+    llama_file(tmp_path / "it.gguf", {"tokenizer.ggml.pre": "llama-bpe"})
+    with pytest.raises(CheckpointError, match="bos_token_id is None, which is none of the 6 tokens"):
+        pretrained.load(tmp_path / "it.gguf")
+
+
+@pytest.mark.parametrize("kind", [1, 3])
+def test_the_end_of_a_turn_or_of_a_message_ends_a_text(kind: int, tmp_path: Path) -> None:
+    """Those of keys, and those of a name that llama.cpp knows, whose kind is wrong in some files."""
+    own = {"tokens": ["a", "b", "<|im_end|>", "<turn>", "<message>", "<end>"], "token_type": [1, 1, kind, 3, 3, 3]}
+    own |= {"eot_token_id": 3, "eom_token_id": 4, "merges": []}
+    llama_file(tmp_path / "it.gguf", {f"tokenizer.ggml.{key}": value for key, value in own.items()})
+    loaded = pretrained.load(tmp_path / "it.gguf")
+    assert set(loaded.stop_tokens) == {2, 3, 4, 5}
+    assert loaded.reader.decode([0, 2, 1]) == "ab"
 
 
 def test_a_gguf_file_of_another_architecture_is_refused(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> tor
 
 
 def layer(spec: str = "softmax", dim: int = 16, **options) -> AttentionLayer:
-    return AttentionLayer(dim, spec, **{"heads": 4, "max_length": 32, **options}).double().eval()
+    return AttentionLayer(dim, spec, **{"heads": 4, "causal": True, "max_length": 32, **options}).double().eval()
 
 
 def heads_of(x: torch.Tensor, count: int) -> torch.Tensor:
@@ -73,14 +73,16 @@ def test_only_what_the_mechanism_reads_is_projected():
 
 
 def test_widths_and_weights_from_the_seed():
-    first, again, other = (AttentionLayer(12, "softmax", heads=2, key_dim=5, value_dim=7, seed=s) for s in (3, 3, 4))
+    first, again, other = (
+        AttentionLayer(12, "softmax", heads=2, key_dim=5, value_dim=7, seed=s, causal=True) for s in (3, 3, 4)
+    )
     assert first.projections.query.weight.shape == (10, 12)
     assert first.projections.value.weight.shape == (14, 12)
     assert first.projections.output.weight.shape == (12, 14)
     assert torch.equal(first.projections.query.weight, again.projections.query.weight)
     assert not torch.equal(first.projections.query.weight, other.projections.query.weight)
     assert not torch.equal(first.projections.query.weight, first.projections.key.weight)
-    big = AttentionLayer(512, "softmax", heads=8)
+    big = AttentionLayer(512, "softmax", heads=8, causal=True)
     assert big.projections.query.weight.std().item() == pytest.approx(512**-0.5, rel=0.02)
 
 
@@ -97,22 +99,15 @@ def test_every_mechanism_trains_in_a_layer(name):
     assert x.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("scheme", position.names())
-def test_positions_matter(scheme):
-    x = randn(1, 8, 16)
-    assert (layer(position=scheme)(x).hidden - layer()(x).hidden).abs().max() > 1e-6
+UNBIASED = [scheme for scheme in position.names() if not position.position_class(scheme).biased]
 
 
-@pytest.mark.parametrize("scheme", [None, *position.names()])
-@pytest.mark.parametrize("name", [*streaming(), MIX])
+@pytest.mark.parametrize(
+    ("name", "scheme"), [(name, None) for name in streaming()] + [(MIX, scheme) for scheme in UNBIASED]
+)
 def test_a_stream_is_the_whole(name, scheme):
-    """Pieces with a state give what one call gives, with every position scheme that the mechanism takes."""
-    try:
-        attention = layer(sample(name), position=scheme)
-    except UnsupportedError:
-        assert position.position_class(scheme).biased
-        assert not regard.describe(sample(name)).supports.bias
-        return
+    """Pieces with a state give what one call gives; tests/position asks it of every mechanism with every scheme."""
+    attention = layer(sample(name), position=scheme)
     x = randn(2, LENGTH, 16)
     with torch.no_grad():
         whole = attention(x).hidden
@@ -458,10 +453,10 @@ def test_different_widths_are_refused_where_they_cannot_be_compared():
 
 def test_mechanisms_are_shared_by_giving_the_module():
     shared = regard.build("additive", regard.Heads(count=4, key_dim=4, causal=True, max_length=32))
-    first, second = (AttentionLayer(16, shared, heads=4, max_length=32, seed=s) for s in (0, 1))
+    first, second = (AttentionLayer(16, shared, heads=4, max_length=32, seed=s, causal=True) for s in (0, 1))
     assert first.attention is second.attention is shared
     with pytest.raises(ConfigError, match="the shared mechanism serves"):
-        AttentionLayer(16, shared, heads=2, max_length=32)
+        AttentionLayer(16, shared, heads=2, max_length=32, causal=True)
 
 
 def test_a_mix_gives_each_head_its_own_mechanism():
@@ -508,7 +503,8 @@ class TestRefusals:
         ({"spec": "uniform", "position": "alibi"}, UnsupportedError, "regard list --supports bias"),
         ({"spec": "uniform", "position": "rotary"}, UnsupportedError, "Uniform reads only v"),
         ({"context_dim": 8, "position": "rotary"}, UnsupportedError, "cross-attention has two"),
-        ({"memory": "recent", "causal": False}, UnsupportedError, "does not support a memory"),
+        ({"memory": "recent", "causal": False}, UnsupportedError, "decoder's layer: build it with causal=True"),
+        ({"spec": "forgetting", "causal": False}, UnsupportedError, "does not support causal=False .*causal=True"),
         ({"spec": "lsh", "kv_heads": 2}, ConfigError, "uses queries as keys, so kv_heads must equal heads=4"),
     ]
 
@@ -527,7 +523,7 @@ for changes in ({"spec": 3}, {"position": 3}, {"memory": 3}, {"heads": "2"}, {"d
         print(error)
 """
         found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        texts = ["a specification is a text such as 'local(window=64)', got 3"] * 3
+        texts = ["a specification is a text such as 'local(window=64)' or 'my_module:Mine', got 3"] * 3
         integers = "AttentionLayer: heads must divide dim, got dim={}, heads={}"
         more = [integers.format(16, "'2'"), integers.format("'16'", 4), "Heads.causal must be True or False, got 'no'"]
         assert found.splitlines() == [*texts, *more]
@@ -561,13 +557,34 @@ def test_autocast_serves_every_mechanism(name):
         assert x.grad.isfinite().all()
 
 
+def test_the_default_is_bidirectional_as_in_attend_and_its_state_is_refused():
+    x, attention = randn(1, 6, 16), AttentionLayer(16, "softmax", heads=4).double()
+    q, k, v = (p(x).unflatten(-1, (4, 4)).transpose(1, 2) for p in list(attention.projections.children())[:3])
+    wanted = attention.projections.output(regard.attend(q, k, v).transpose(1, 2).flatten(2))
+    assert_close(attention(x).hidden, wanted, tolerance=1e-10, what="hidden")
+    with pytest.raises(UnsupportedError, match="not causal: add causal=True"):
+        attention.initial_state(1)
+
+
+def test_a_layer_in_sequential_gives_a_tensor_and_loses_nothing():
+    alone, whole = (layer("vector_quantized", return_state=only) for only in (False, True))
+    x = randn(1, 6, 16)
+    stack = torch.nn.Sequential(alone, torch.nn.Identity())
+    assert_identical(stack(x), whole(x).hidden, what="hidden")
+    with pytest.raises(UnsupportedError, match=r"return_state=False would lose state; leave it out, and read \.hidden"):
+        alone(x, state=alone.initial_state(1))
+    with pytest.raises(UnsupportedError, match="would lose commitment"):
+        stack.train()(x)
+
+
 def test_other_hidden_states_are_refused():
     """In a process without the type checks of the tests, which refuse them first."""
     code = """
 import torch
 from regard import AttentionLayer
 from regard.errors import ShapeError
-itself, across = AttentionLayer(16, "softmax", heads=2), AttentionLayer(4, "softmax", heads=2, context_dim=16)
+itself = AttentionLayer(16, "softmax", heads=2, causal=True)
+across = AttentionLayer(4, "softmax", heads=2, context_dim=16)
 start, q = itself.initial_state(1), torch.randn(1, 3, 4)
 for shape in (3, 16), (1, 3, 8), (1, 1, 3, 16):
     for call in (itself, lambda x: itself.remember(x, state=start), across.prepare, lambda x: across(q, x)):

@@ -154,7 +154,7 @@ def test_half_precision_stays_near() -> None:
 @pytest.mark.parametrize("spec", ["longformer(window=3, num_global=1)", "bigbird(block_size=4)"])
 @pytest.mark.parametrize("position", [None, "rotary", "alibi"])
 def test_a_causal_layer_streams_with_marks(spec: str, position: str | None) -> None:
-    layer = AttentionLayer(DIM, spec, heads=2, position=position, max_length=64).double()
+    layer = AttentionLayer(DIM, spec, heads=2, position=position, max_length=64, causal=True).double()
     x = hidden_states()
     whole, state, at = layer(x, marks=MARKS).hidden, layer.initial_state(2), 0
     for count in (7, 1, 1, N - 9):

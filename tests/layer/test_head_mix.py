@@ -252,7 +252,7 @@ class TestInputs:
     def test_a_part_without_inputs_activates_nothing(self):
         toys = [ToyMaybeGated(heads(1)), ToyMaybeGated(heads(1), gate=True)]
         mix = HeadMix(heads(), [("toy", toy) for toy in toys])
-        layer = AttentionLayer(16, mix, heads=2)
+        layer = AttentionLayer(16, mix, heads=2, causal=True)
         assert list(layer.inputs) == ["1_log_gate"]
         assert layer(torch.randn(1, 5, 16)).hidden.isfinite().all()
 
@@ -264,7 +264,7 @@ class TestInputs:
         assert failed == []
         mix = HeadMix(heads(), [("softmax", build("softmax", heads(1))), ("toy", ToyTwiceGated(heads(1)))])
         assert list(mix.raw_inputs) == ["1.first", "1.second"]
-        layer = AttentionLayer(16, mix, heads=2)
+        layer = AttentionLayer(16, mix, heads=2, causal=True)
         assert {name: tuple(x.weight.shape) for name, x in layer.inputs.items()} == {
             "1_first": (1, 16),
             "1_second": (8, 16),
@@ -277,7 +277,7 @@ class TestInputs:
         assert_close(pieces, layer(x).hidden, tolerance=1e-5, what="streamed")
 
     def test_a_layer_is_that_of_its_parts(self):
-        layer = AttentionLayer(16, "forgetting:1 + rfa(gate=True):1", heads=2).double().eval()
+        layer = AttentionLayer(16, "forgetting:1 + rfa(gate=True):1", heads=2, causal=True).double().eval()
         x = torch.randn(2, 7, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         p = layer.projections
         q, k, v = p.queries(x), p.keys(x), p.values(x)

@@ -15,7 +15,7 @@ AT = torch.stack([2 * torch.arange(LENGTH), (torch.arange(LENGTH) - 2).clamp_min
 
 
 def layer(spec="softmax", **options):
-    return AttentionLayer(16, spec, **{"heads": 4, "max_length": 64, **options}).double().eval()
+    return AttentionLayer(16, spec, **{"heads": 4, "causal": True, "max_length": 64, **options}).double().eval()
 
 
 def hidden(seed="x"):

@@ -15,7 +15,7 @@ AT = torch.arange(LENGTH) + torch.tensor([[0], [3], [5], [1], [8]])
 
 
 def layer(spec: str, **options: object) -> AttentionLayer:
-    return AttentionLayer(16, spec, **{"heads": 4, "max_length": 64, **options}).double().eval()
+    return AttentionLayer(16, spec, **{"heads": 4, "causal": True, "max_length": 64, **options}).double().eval()
 
 
 @torch.no_grad()

@@ -161,7 +161,11 @@ def test_what_is_masked_has_no_part_in_a_slot(function):
 
 def losses_of(memory: Compressive, x: Tensor, length: int) -> Tensor:
     """The loss of the last of two segments, in a layer."""
-    layer = AttentionLayer(DIM, "softmax", heads=HEADS, memory=memory, position="transformer_xl").double().train()
+    layer = (
+        AttentionLayer(DIM, "softmax", heads=HEADS, memory=memory, position="transformer_xl", causal=True)
+        .double()
+        .train()
+    )
     state = layer.memory.initial_state(len(x), dtype=x.dtype)
     state = layer(x[:, :length], memory=state).memory
     (loss,) = layer(x[:, length:], memory=state).losses.values()
@@ -196,7 +200,7 @@ def test_the_losses_by_their_definitions(masked):
         memory = memory_of(length=3, compressed=4, rate=2, function="convolution", loss=loss)
         for weight in memory.parameters():
             nn.init.normal_(weight, generator=torch.Generator().manual_seed(1))
-        layer = AttentionLayer(DIM, "softmax", heads=HEADS, memory=memory).double().train()
+        layer = AttentionLayer(DIM, "softmax", heads=HEADS, memory=memory, causal=True).double().train()
         state = layer.memory.initial_state(2, dtype=x.dtype)
         state = layer(x[:, :6], memory=state).memory
         got = layer(x[:, 6:], key_mask=keep if masked else None, memory=state).losses[f"memory.{loss}"]
@@ -296,15 +300,15 @@ def test_misuse_is_refused():
             build_memory(spec, heads, 8)
     for spec in ("compressive", "compressive(function=most_used, loss=none)", "memorizing"):
         with pytest.raises(UnsupportedError, match=r"compares the layer's queries with keys, and .* query_dim=2"):
-            AttentionLayer(8, "additive", heads=2, query_dim=2, memory=spec)
-    AttentionLayer(8, "additive", heads=2, query_dim=2, memory="compressive(function=mean, loss=none)")
+            AttentionLayer(8, "additive", heads=2, query_dim=2, memory=spec, causal=True)
+    AttentionLayer(8, "additive", heads=2, query_dim=2, memory="compressive(function=mean, loss=none)", causal=True)
 
 
 def test_padding_that_is_no_number_leaves_loss_and_gradient_finite():
     for function in ("convolution", "most_used"):
         for loss in ("attention", "auto_encoding"):
             memory = memory_of(length=3, compressed=4, rate=2, function=function, loss=loss)
-            layer = AttentionLayer(DIM, "softmax", heads=HEADS, memory=memory).double().train()
+            layer = AttentionLayer(DIM, "softmax", heads=HEADS, memory=memory, causal=True).double().train()
             x, keep = randn(2, 12, DIM), torch.ones(2, 12, dtype=torch.bool)
             keep[0, [2, 9]] = keep[1, :7] = False
             found = []

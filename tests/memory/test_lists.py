@@ -202,7 +202,7 @@ def test_what_cannot_be_is_refused(monkeypatch):
         memory_of().initial_state(2).load(state.dump())
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(UnsupportedError, match="regard\\[knn\\]"):
-        AttentionLayer(16, "softmax", heads=2, memory="memorizing(index=ivf)")
+        AttentionLayer(16, "softmax", heads=2, memory="memorizing(index=ivf)", causal=True)
     assert memory_of().index == "exact"
 
 

@@ -23,7 +23,7 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def layer_of(memory: str, **options: Any) -> AttentionLayer:
-    shape = {"heads": HEADS, "kv_heads": KV_HEADS, "position": "rotary", **options}
+    shape = {"heads": HEADS, "kv_heads": KV_HEADS, "position": "rotary", "causal": True, **options}
     layer = AttentionLayer(DIM, "softmax", memory=memory, **shape).double().eval()
     with torch.no_grad():
         layer.memory.gates.copy_(randn(HEADS, seed=3))
@@ -42,7 +42,9 @@ def segments(layer: AttentionLayer, x: Tensor, key_mask: Tensor | None = None) -
 
 def defined(layer: AttentionLayer, x: Tensor, pairs: int, top: int, keep: Tensor) -> Tensor:
     """Every query of every head on its own: its segment by softmax, the memory by sorting cosines, and the gate."""
-    plain = AttentionLayer(DIM, "softmax", heads=HEADS, kv_heads=KV_HEADS, position="rotary").double().eval()
+    plain = (
+        AttentionLayer(DIM, "softmax", heads=HEADS, kv_heads=KV_HEADS, position="rotary", causal=True).double().eval()
+    )
     plain.load_state_dict({n: w for n, w in layer.state_dict().items() if not n.startswith("memory.")})
     q, (k, v) = layer.projections.queries(x), layer.projections(x)
     out = []
@@ -102,7 +104,9 @@ def test_a_search_in_blocks_finds_the_same(monkeypatch):
 
 def test_the_gate_closed_is_the_mechanism_and_open_the_memory():
     layer, x = layer_of("memorizing(pairs=50, top=4)"), randn(2, 10, DIM)
-    plain = AttentionLayer(DIM, "softmax", heads=HEADS, kv_heads=KV_HEADS, position="rotary").double().eval()
+    plain = (
+        AttentionLayer(DIM, "softmax", heads=HEADS, kv_heads=KV_HEADS, position="rotary", causal=True).double().eval()
+    )
     plain.load_state_dict({n: w for n, w in layer.state_dict().items() if not n.startswith("memory.")})
     with torch.no_grad():
         memory = segments(layer, x[:, :5])[1]

@@ -73,7 +73,7 @@ def test_files_that_do_not_say_whose_they_are(pair):
 
 
 def layers(one: str, other: str) -> tuple[AttentionLayer, AttentionLayer]:
-    return tuple(AttentionLayer(8, "softmax", heads=2, memory=spec).eval() for spec in (one, other))
+    return tuple(AttentionLayer(8, "softmax", heads=2, memory=spec, causal=True).eval() for spec in (one, other))
 
 
 @torch.no_grad()

@@ -59,7 +59,7 @@ def test_guesses_that_are_checked_change_no_token(memory):
 )
 def test_a_position_is_projected_once(memory, read):
     """By each of the three projections, though it is attended to and written; a segment that ends later, if at all."""
-    layer = AttentionLayer(16, "softmax", heads=2, memory=memory, position="rotary").eval()
+    layer = AttentionLayer(16, "softmax", heads=2, memory=memory, position="rotary", causal=True).eval()
     assert layer.memory is not None
     x, state, counts = torch.randn(1, SEGMENT, 16), layer.memory.initial_state(1), dict.fromkeys("qkv", 0)
 
@@ -88,7 +88,7 @@ def test_a_position_is_projected_once(memory, read):
 
 
 def test_what_is_forgotten_in_the_midst_of_a_segment_is_not_real():
-    memory = AttentionLayer(16, "softmax", heads=2, memory="recent(length=8)", position="rotary").memory
+    memory = AttentionLayer(16, "softmax", heads=2, memory="recent(length=8)", position="rotary", causal=True).memory
     assert memory is not None
     state = memory.initial_state(2).wait(torch.randn(2, 3, 16), None)
     forgotten = memory.forget(state, torch.tensor([True, False]))

@@ -91,7 +91,7 @@ PLACED = [(name, place) for name in names() for place in TAKEN[name][0]]
 def block_of(name: str, **options: Any) -> tuple[Any, ModelConfig]:
     """A block with weights off their initial values."""
     config = ModelConfig(dim=8, heads=2, block=name, **{"mlp": TAKEN[name][1][0], **options})
-    layer = AttentionLayer(8, config.attention[0], heads=2, bias=config.bias)
+    layer = AttentionLayer(8, config.attention[0], heads=2, bias=config.bias, causal=True)
     return moved(block_class(name)(config, layer, seed=3)), config
 
 
@@ -171,7 +171,7 @@ def test_state_memory_and_losses_are_those_of_the_attention(name: str, place: st
     """Of what the block gives to its attention: the formula says what, and a copy of the layer what comes of it."""
     codes = "vector_quantized(num_codes=5, block_size=2)"
     config = ModelConfig(dim=8, heads=2, block=name, norm=place, mlp=TAKEN[name][1][0])
-    layer = AttentionLayer(8, codes, heads=2, memory="recent(length=3)")
+    layer = AttentionLayer(8, codes, heads=2, memory="recent(length=3)", causal=True)
     block = moved(block_class(name)(config, layer, seed=3)).train()
     x, keep = stream(name, 4), torch.tensor([[True, True, False, True]] * 2)
     given: list[torch.Tensor] = []
@@ -193,7 +193,7 @@ def test_state_memory_and_losses_are_those_of_the_attention(name: str, place: st
 @pytest.mark.parametrize(("name", "place"), [(name, place) for name, place in PLACED if "relu" in TAKEN[name][1]])
 def test_residual_outputs_shrink_with_depth_under_pre_norm(name: str, place: str) -> None:
     config, scale = ModelConfig(dim=64, heads=2, layers=4, norm=place, block=name), 8**-0.5 if place == "pre" else 1.0
-    block = block_class(name)(config, AttentionLayer(64, "softmax", heads=2), seed=0)
+    block = block_class(name)(config, AttentionLayer(64, "softmax", heads=2, causal=True), seed=0)
     assert block.mlp is not None
     assert block.attention.projections.output.weight.std().item() == pytest.approx(scale / 8, rel=0.05)
     assert block.mlp.down.weight.std().item() == pytest.approx(scale / 16, rel=0.05)
@@ -217,7 +217,16 @@ def test_gated_projections_are_their_loops(bias: bool, heads: int) -> None:
     dim, width, wide, constant, n = 5, 4, 6, 7.0, 6
     spec = f"relu_squared(constant={constant})"
     layer = AttentionLayer(
-        dim, spec, heads=heads, key_dim=width, value_dim=wide, position=None, projections="gated", bias=bias, seed=2
+        dim,
+        spec,
+        heads=heads,
+        key_dim=width,
+        value_dim=wide,
+        position=None,
+        projections="gated",
+        bias=bias,
+        seed=2,
+        causal=True,
     )
     p, x = moved(layer).projections, signed(1, n, dim)
     assert (p.query_scale.offset is None) is not bias
@@ -242,7 +251,7 @@ def test_gated_projections_are_their_loops(bias: bool, heads: int) -> None:
 
 def test_gated_projections_with_open_gates_are_attention_of_a_shared_base() -> None:
     """SPEC G1: U = 1 and a softmax leave one head of attention whose queries and keys come from one projection."""
-    layer = moved(AttentionLayer(6, "softmax", heads=1, key_dim=4, value_dim=8, projections="gated"))
+    layer = moved(AttentionLayer(6, "softmax", heads=1, key_dim=4, value_dim=8, projections="gated", causal=True))
     p, x = layer.projections, signed(2, 7, 6)
     with torch.no_grad():
         p.gate.weight.zero_()
@@ -291,10 +300,10 @@ def test_a_gain_that_nothing_can_start_at(gain: float, block: str) -> None:
 
 
 def test_what_gated_projections_refuse() -> None:
-    for sizes in ({"context_dim": 9, "causal": False}, {"query_dim": 3}):
+    for sizes in ({"context_dim": 9}, {"query_dim": 3}):
         with pytest.raises(ConfigError, match="one width and one source"):
             AttentionLayer(8, "additive", heads=2, projections="gated", **sizes)
-    pooled = AttentionLayer(8, "uniform", heads=2, projections="gated")  # reads no queries and no keys
+    pooled = AttentionLayer(8, "uniform", heads=2, projections="gated", causal=True)  # reads no queries and no keys
     assert pooled.projections.base is None
     assert pooled(torch.randn(1, 4, 8)).hidden.shape == (1, 4, 8)
 

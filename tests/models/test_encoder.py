@@ -1,6 +1,7 @@
 """The encoder: padding, positions and types against formulas written out, torch's own layers, weights saved once."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -59,6 +60,22 @@ def test_vectors_under_the_mask_may_hold_anything(spec: str) -> None:
     encoded.hidden[encoded.key_mask].square().sum().backward()
     for name, weight in encoder.named_parameters():
         assert weight.grad is None or weight.grad.isfinite().all(), name
+
+
+@pytest.mark.parametrize("position", ["learned", "learned(per_layer=True)", "sinusoidal"])
+def test_positions_of_real_tokens_do_not_depend_on_where_padding_stands(position: str) -> None:
+    encoder = encoder_of(position=position, position_offset=2, skip_padding=True)
+    tokens, mask = tokens_of(3, 9), torch.ones(3, 9, dtype=torch.bool)
+    mask[0, :4], mask[1, 5:], mask[2, 2:4], mask[2, 6:8] = False, False, False, False
+    hidden = encoder(tokens, key_mask=mask).hidden
+    for row in range(3):
+        alone = encoder(tokens[row : row + 1, mask[row]]).hidden[0]
+        torch.testing.assert_close(hidden[row, mask[row]], alone, rtol=0, atol=1e-12)
+    slots = replace(encoder.config, skip_padding=False)
+    by_slots = Encoder(slots).double().eval()
+    by_slots.load_state_dict(encoder.state_dict())
+    assert torch.allclose(by_slots(tokens, key_mask=mask).hidden[1, :5], hidden[1, :5], rtol=0, atol=1e-12)
+    assert not torch.allclose(by_slots(tokens, key_mask=mask).hidden[0, 4:], hidden[0, 4:], atol=1e-3)
 
 
 def test_without_positions_a_permutation_passes_through() -> None:
@@ -248,6 +265,7 @@ def test_losses_of_layers_add_up() -> None:
         ({"vocab_size": 0, "input_dim": 12, "image": (3, 8)}, "image"),
         ({"embedding_scale": 0.0}, "embedding_scale must be positive"),
         ({"position_offset": -1}, "position_offset must be at least 0"),
+        ({"skip_padding": True}, "skip_padding needs a position_offset of at least 1"),
         ({"pooling": "last"}, "pooling: no choice 'last'"),
         ({"heads": 3}, "heads must divide dim"),
     ],

@@ -5,11 +5,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer as Words
+from tokenizers import decoders, models, pre_tokenizers
 
 from regard.catalog import describe
 from regard.errors import ConfigError, InputError, LimitError, NumericsError, ShapeError
 from regard.models import LanguageModel, ModelConfig
+from regard.models.conversation import Conversation
 from regard.models.generate import generate, stream
+from regard.tasks.pretrained_tokenizer import PretrainedTokenizer
 from regard.tasks.tokenizer import ByteTokenizer
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [5], [3, 5, 8]]
@@ -188,6 +192,21 @@ def test_stop_texts_cut_across_tokens(stop: tuple[str, ...], text: str, count: i
     for piece in pieces:
         shown += piece.text
         assert text.startswith(shown), "nothing of a stop text is ever shown"
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "count"), [((), " be\n", 2), ((" be",), "", 1), ((" ",), "", 1), (("\n",), " be", 2)]
+)
+def test_a_continuation_has_its_first_space(stop: tuple[str, ...], text: str, count: int) -> None:
+    """Decoded alone, the first word of such a tokenizer has none; and a single byte may not be all of a character."""
+    words = Words(models.BPE({"<unk>": 0, "▁to": 1, "▁be": 2, "<0x0A>": 3}, [], unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Metaspace()  # type: ignore[assignment]
+    words.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])  # type: ignore[assignment]
+    model, tokenizer = scripted(bytes([1, 2, 3, 4])), PretrainedTokenizer(words, 256)
+    options = {"max_new_tokens": 2, "temperature": 0, "stop": stop}
+    row = generate(model, [[1]], tokenizer=tokenizer, **options)[0]
+    assert (row.text, row.tokens.tolist()) == (text, [2, 3][:count])
+    assert "".join(piece.text for piece in Conversation(model, tokenizer).reply([1], **options)) == text
 
 
 def test_rows_that_stopped_leave_the_batch() -> None:

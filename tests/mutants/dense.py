@@ -38,6 +38,15 @@ class RootOutsideTheExponential(ToyDense):
 
 
 @mutant("rows_sum_to_one")
+class LosesConfidentRows(ToyDense):
+    """Gives nothing to a query that chooses one key of several, as an inverse of a singular matrix does."""
+
+    def normalise(self, logits: Tensor, pairs: Tensor) -> Tensor:
+        weights = super().normalise(logits, pairs)
+        return weights.masked_fill((weights.amax(-1, keepdim=True) > 1 - 1e-9) & (pairs.sum(-1, keepdim=True) > 1), 0)
+
+
+@mutant("rows_sum_to_one")
 class RatioOutsideTheExponential(EntropyScaled):
     """Scales the weights with the logarithm of the number of keys, not the logits."""
 

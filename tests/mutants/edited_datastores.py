@@ -36,8 +36,8 @@ STORED = (
     Edit(
         "a merge loses entries",
         "regard.retrieval.writer:Writer.copy",
-        "slice(max(0, first - piece.first), max(0, end - piece.first))",
-        "slice(0, end - first)",
+        "keys[count:], values[count:], place",
+        "keys[:-count], values[:-count], place",
         CONTRACT,
         "test_a_merge_has_every_entry",
     ),

@@ -1,5 +1,7 @@
 """Faults of the engines: precision, heads that share keys, noise and codebooks."""
 
+import math
+
 from tests.mutants.edits import Edit
 
 TILES, SUMS, CHANNELS = "regard.engines.tiles", "regard.engines.sums", "regard.engines.sums.channels"
@@ -124,6 +126,33 @@ PRECISION = (
         "x[:, at : at + step].bfloat16().float()",
         "lsh(rounds=2, bucket_size=8)",
         "clear_choices",
+    ),
+    Edit(
+        "close choices left to the product",
+        f"{ROUTED}:_best",
+        "if len(row):",
+        "if len(row) == 0:",
+        "tests.engines.routed.test_choices",
+        "test_a_close_choice_ignores_the_rows_beside_it",
+        (12, 2),
+    ),
+    Edit(
+        "the commitment of keys counted for every query",
+        f"{ATTENTION}.routed.routing:Routing.attend",
+        "key = normalised(k)",
+        "key = normalised(expand_heads(k, self.heads.count))",
+        "tests.attention.routed.test_routing",
+        "test_commitment_counts_each_head_of_keys_once",
+        ("paper",),
+    ),
+    Edit(
+        "the slope of a weight of 0 times NaN",
+        "regard.call:merge",
+        "(weight[..., None] * seen)",
+        "torch.where(weight[..., None] == 0, 0.0, weight[..., None] * values)",
+        "tests.attention.dense.test_softmax",
+        "test_a_part_without_weight_may_hold_anything",
+        (math.nan,),
     ),
     Edit(
         "unit keys in bfloat16",

@@ -6,8 +6,10 @@
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from regard.attention.sparse import Sparse
 from regard.attention.sparse.adaptive_span import AdaptiveSpan
 from regard.attention.sparse.atrous import Atrous
 from regard.attention.sparse.blockwise import Blockwise
@@ -184,6 +186,19 @@ class KeepsNoRamp(AdaptiveSpan):
 
     def needed(self) -> int:
         return int(self.z.max())
+
+
+@mutant("bias_reach")
+class SpanOfColumnsAlone(AdaptiveSpan):
+    """Loses the span at distances for which a bias has no column."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        bias = call.bias
+        if bias is None or bias.curve is None:
+            return super().attend(q, k, v, call)
+        self.trim()
+        own = self.log_mask(bias.high - torch.arange(bias.distances, device=q.device))
+        return Sparse.attend(self, q, k, v, call._replace(bias=replace(bias, curve=own + bias.curve)))
 
 
 @mutant("reference")

@@ -121,7 +121,7 @@ def test_a_bias_has_one_column_per_distance_of_the_window(scheme):
 def test_long_sequences_under_a_window_need_no_square(scheme):
     """Forward and backward at 65,536 positions: no tensor of more than twice the numbers of the hidden states."""
     dim = 4
-    layer = AttentionLayer(dim, f"local(window={WINDOW})", heads=1, position=scheme, max_length=LONG)
+    layer = AttentionLayer(dim, f"local(window={WINDOW})", heads=1, position=scheme, max_length=LONG, causal=True)
     x = torch.randn(1, LONG, dim, generator=torch.Generator().manual_seed(0)).requires_grad_()
     with Count() as counted:
         layer(x).hidden.sum().backward()
@@ -133,13 +133,22 @@ def test_long_sequences_under_a_window_need_no_square(scheme):
 def test_heads_of_a_mix_get_their_own_part(scheme):
     """Two windows side by side are the two layers apart, with every scheme."""
     layer = AttentionLayer(
-        16, "local(window=2):2 + softmax:2", heads=4, kv_heads=2, position=scheme, max_length=32, seed=1
+        16,
+        "local(window=2):2 + softmax:2",
+        heads=4,
+        kv_heads=2,
+        position=scheme,
+        max_length=32,
+        seed=1,
+        causal=True,
     ).double()
     assert isinstance(layer.attention, HeadMix)
     x = torch.randn(2, 11, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     apart = []
     for part, spec in ((slice(0, 8), "local(window=2)"), (slice(8, 16), "softmax")):
-        alone = AttentionLayer(16, spec, heads=4, kv_heads=2, position=layer.position, max_length=32).double()
+        alone = AttentionLayer(
+            16, spec, heads=4, kv_heads=2, position=layer.position, max_length=32, causal=True
+        ).double()
         alone.load_state_dict(layer.state_dict())
         alone.projections.output = torch.nn.Identity()
         apart.append(alone(x).hidden[..., part])
@@ -159,7 +168,7 @@ def test_heads_of_a_mix_get_their_own_part(scheme):
 )
 def test_a_shared_scheme_built_for_another_layer_is_refused(scheme, options):
     shared = build_position(scheme, Heads(count=4, key_dim=4, causal=True), 16)
-    layer = {"dim": 16, "spec": "softmax", "heads": 4, "key_dim": 4, "value_dim": 4, "position": shared}
+    layer = {"dim": 16, "spec": "softmax", "heads": 4, "key_dim": 4, "value_dim": 4, "position": shared, "causal": True}
     AttentionLayer(**layer)
     with pytest.raises(ConfigError, match=r"the shared position serves dim=16 and Heads\(count=4.* this layer needs"):
         AttentionLayer(**{**layer, **options})

@@ -47,7 +47,7 @@ def test_the_logit_is_zero_at_the_centre_and_falls_on_both_sides():
 
 def test_a_large_alpha_is_a_shift():
     """alpha = 60 at centre -2 reads the value two slots back: what is left over is exp(-60)."""
-    layer = AttentionLayer(4, "softmax", heads=1, position="quadratic(alpha=60.0)").double()
+    layer = AttentionLayer(4, "softmax", heads=1, position="quadratic(alpha=60.0)", causal=True).double()
     torch.nn.init.zeros_(layer.projections.query.weight)
     torch.nn.init.constant_(layer.position.centre, -2.0)
     x = randn(1, 9, 4)

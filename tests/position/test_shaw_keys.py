@@ -61,7 +61,7 @@ def test_a_window_takes_them_as_the_full_softmax_does():
 
 
 def test_without_a_table_it_is_plain_attention():
-    layer, plain = build(True), AttentionLayer(DIM, "softmax", heads=HEADS).double()
+    layer, plain = build(True), AttentionLayer(DIM, "softmax", heads=HEADS, causal=True).double()
     torch.nn.init.zeros_(layer.position.table)
     x = randn(2, 8, DIM)
     assert (layer(x).hidden - plain(x).hidden).abs().max() < 1e-12

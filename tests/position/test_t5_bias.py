@@ -84,7 +84,9 @@ def test_a_layer_is_the_published_formula(causal):
 
 def test_layers_share_the_table_by_sharing_the_module():
     shared = scheme(True, count=2)
-    layers = [AttentionLayer(8, "softmax(scale=1.0)", heads=2, position=shared, seed=s).double() for s in (0, 1)]
+    layers = [
+        AttentionLayer(8, "softmax(scale=1.0)", heads=2, position=shared, seed=s, causal=True).double() for s in (0, 1)
+    ]
     assert layers[0].position is layers[1].position is shared
     x = randn(1, 20, 8)
     parts = [torch.autograd.grad(layer(x).hidden.square().sum(), shared.table)[0] for layer in layers]

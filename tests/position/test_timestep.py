@@ -37,7 +37,9 @@ def test_at_is_the_scheme_of_another_step_with_the_same_options():
 
 def test_one_block_applied_over_and_over_tells_its_steps_apart():
     """A layer may carry the scheme of its step, and streams with it."""
-    layers = [AttentionLayer(8, "softmax", heads=2, position=f"timestep(step={t})").double() for t in (1, 2)]
+    layers = [
+        AttentionLayer(8, "softmax", heads=2, position=f"timestep(step={t})", causal=True).double() for t in (1, 2)
+    ]
     layers[1].load_state_dict(layers[0].state_dict())
     x = torch.randn(1, 6, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     first, second = (layer(x).hidden for layer in layers)

@@ -14,6 +14,7 @@ from regard.cli.main import main
 from regard.report import attention_map, html
 from regard.report.charts import charts
 from regard.report.summary import needs, table, tie_note
+from tests.conftest import at_file
 
 
 class Page(HTMLParser):
@@ -282,12 +283,6 @@ def test_the_report_is_written_again(compared, tmp_path, capsys):
     assert capsys.readouterr().out.endswith(f"{copy / 'report.html'}\n")
 
 
-def test_results_of_a_version_without_checksums_are_shown(compared, tmp_path):
-    (tmp_path / "results.json").write_text(json.dumps(compared.results))
-    assert main(["report", str(tmp_path)]) == 0
-    assert (tmp_path / "report.html").read_text(encoding="utf-8") == compared.page
-
-
 def without(name):
     def edit(results):
         del results["entries"][0][name]
@@ -302,7 +297,7 @@ def without(name):
         (b"", "holds no results of a comparison"),
         (b"\xff\xfe\0", "holds no results of a comparison"),
         (b"[]", "holds no results of a comparison: it holds list, not an object"),
-        (b'{"format": 3}', "is not whole"),
+        (b'{"format": 3}', "it has no checksum"),
         (b'{"format": 3, "sha256": 0}', "its checksum differs from its content; give the regard compare command"),
         (lambda changed: {"format": 0}, "holds no results of a comparison that this version of regard reads"),
         (lambda changed: {"format": 3}, "is not whole"),
@@ -326,18 +321,16 @@ def test_what_is_no_result(tmp_path, capsys, changed, content, message):
 
 
 def test_a_report_that_cannot_be_written_leaves_the_old_one(compared, tmp_path, capsys, monkeypatch):
-    from regard.training import files
-
     old = tmp_path / "report.html"
     old.write_text("old")
     (tmp_path / "file").write_text("")
     assert main(["report", str(compared.folder), "--out", str(tmp_path / "file" / "r.html")]) == 6
     assert "cannot write" in capsys.readouterr().err
 
-    def full(path, data):
+    def full(size):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "_write", full)
+    at_file(monkeypatch, full)
     assert main(["report", str(compared.folder), "--out", str(old)]) == 6
     assert "No space left on device" in capsys.readouterr().err
     assert old.read_text() == "old"

@@ -16,8 +16,8 @@ import torch
 
 from regard import checksums
 from regard.errors import CheckpointError, ConfigError, InputError, NumericsError, ResourceError, ShapeError
-from regard.retrieval import Datastore, writer
-from regard.training import files
+from regard.retrieval import Datastore, Index, writer
+from tests.conftest import at_file
 from tests.retrieval.conftest import DIM, VOCAB, entries, filled
 
 
@@ -304,14 +304,13 @@ def test_a_manifest_of_a_stranger_is_not_believed(store):
 
 
 def test_a_full_disk_loses_nothing(store, documents, monkeypatch):
-    more, write, written = entries(40, 9), files._write, 0
+    more, written = entries(40, 9), 0
 
-    def full(path: Path, data: bytes) -> None:
+    def full(size: int) -> None:
         nonlocal written
-        written += len(data)
+        written += size
         if written > 1500:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write(path, data)
 
     def add(store: Datastore) -> int:
         with store.adding() as adding:
@@ -319,13 +318,55 @@ def test_a_full_disk_loses_nothing(store, documents, monkeypatch):
             adding.append(more[0][stored:], more[1][stored:])
         return stored
 
-    monkeypatch.setattr(files, "_write", full)
+    at_file(monkeypatch, full)
     with pytest.raises(ResourceError, match="No space left on device"):
         add(store)
     monkeypatch.undo()
     monkeypatch.setattr(writer, "BLOCK_BYTES", 10 * DIM * 2)
     assert add(Datastore.open(store.folder, unfinished=True)) == 10
     assert same(Datastore.open(store.folder), {**documents, "four": more})
+
+
+def test_what_a_living_process_adds_to_is_read_as_it_was(store, documents):
+    """And what one builds is not called interrupted; after a kill both are."""
+
+    def killed() -> None:
+        with store.adding() as adding:
+            adding.begin("four", entries=41)
+            adding.append(*entries(40, 9))
+            beside = Datastore.open(store.folder)
+            assert same(beside, documents)
+            with pytest.raises(ResourceError, match="another process is writing it"):
+                Datastore.open(store.folder, unfinished=True)
+            with pytest.raises(ResourceError, match="another process or thread is writing it"):
+                beside.delete("one")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        killed()
+    with pytest.raises(CheckpointError, match="interrupted after 90 entries"):
+        Datastore.open(store.folder)
+    building = Datastore.create(store.folder.with_name("new"), DIM, vocab_size=VOCAB, unfinished=True)
+    with building.adding(), pytest.raises(ResourceError, match="another process is writing it"):
+        Datastore.open(building.folder)
+
+
+@pytest.mark.parametrize("end", ["keys", "values"])
+def test_damage_gets_no_new_checksums(store, tmp_path, end):
+    """Whatever happened to a file since the datastore was opened: what is copied is compared with its SHA-256."""
+    more = filled(tmp_path / "more", {"more": entries(5)})
+    damaged = store.folder / f"{store.manifest.blocks[1].name}.{end}"
+    data = bytearray(damaged.read_bytes())
+    data[7] ^= 16
+    damaged.write_bytes(data)
+    for copied in (
+        lambda: store.delete("two"),
+        lambda: Datastore.merge(tmp_path / "both", [more, store]),
+        lambda: Index(store, "flat"),
+    ):
+        with pytest.raises(CheckpointError, match=f"{damaged.name} is damaged"):
+            copied()
+    assert Datastore.open(store.folder, checked=False).manifest == store.manifest
 
 
 def test_two_writers_at_once_are_refused(store):
@@ -362,17 +403,16 @@ def test_a_merge_that_was_interrupted_goes_on(store, documents, tmp_path, monkey
     """To the same bytes; one of other datastores is refused, and an empty one that was taken back begins anew."""
     more = filled(tmp_path / "more", {"more": entries(33, 9)})
     whole = Datastore.merge(tmp_path / "whole", [store, more])
-    write, written = files._write, 0
+    written = 0
 
-    def killed(path, data: bytes) -> None:
+    def killed(size: int) -> None:
         nonlocal written
         written += 1
         if written > 7:
             raise KeyboardInterrupt
-        write(path, data)
 
     with monkeypatch.context() as early:
-        early.setattr(files, "_write", killed)
+        at_file(early, killed)
         with pytest.raises(KeyboardInterrupt):
             Datastore.merge(tmp_path / "both", [store, more])
     with pytest.raises(CheckpointError, match="give the same regard knn build or regard knn merge again"):
@@ -537,7 +577,7 @@ def test_files_of_somebody_else_stay(store):
         (store.folder / name).write_text("x")
     (store.folder / "dir.keys").mkdir()
     (store.folder / "00000099.values").mkdir()
-    left = ("00000077.keys", ".00000078.keys.partial", ".00000078.values.partial")
+    left = ("00000077.keys", f".00000078.keys.{'0' * 16}.partial", f".ivf.json.{'1' * 16}.partial")
     for name in left:
         (store.folder / name).write_text("x")
     store.delete("one")
@@ -550,7 +590,7 @@ def test_what_a_kill_left_of_a_first_block_is_in_nobodys_way(tmp_path):
     """No manifest names it. Blocks that are whole are not taken for that: somebody may have lost the manifest."""
     folder = tmp_path / "store"
     folder.mkdir()
-    (folder / ".00000000.keys.partial").write_text("x")
+    (folder / f".00000000.keys.{'0' * 16}.partial").write_text("x")
     filled(folder, {"a": entries(3)})
     assert {path.name for path in folder.iterdir()} == {"manifest.json", "00000000.keys", "00000000.values"}
     (folder / "manifest.json").unlink()

@@ -65,7 +65,8 @@ def test_an_index_is_kept_and_damage_is_found(faiss, many, kind):
         Index.load(many, kind)
     index.save()
     with many.adding() as adding:
-        adding.begin("more", entries=0)
+        adding.begin("more", entries=1)
+        adding.append(*entries(1))
     with pytest.raises(CheckpointError, match="as it was before"):
         Index.load(Datastore.open(many.folder), kind)
 

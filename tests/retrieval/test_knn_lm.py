@@ -1,5 +1,6 @@
 """kNN-LM against its definition, written as loops over numbers."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -403,6 +404,7 @@ def test_a_fingerprint_is_of_configuration_names_kinds_shapes_and_bytes(decoder)
     model, other = decoder(heads=2, kv_heads=2), decoder(heads=4, kv_heads=4)
     other.load_state_dict(model.state_dict())
     assert fingerprint(model) == fingerprint(decoder(heads=2, kv_heads=2)) != fingerprint(other)
+    assert fingerprint(model) == fingerprint(decoder(heads=2, kv_heads=2, dropout=0.5, checkpoint="block"))
     weight, found = torch.arange(16.0), set()
     for x in (weight.view(2, 8), weight.view(4, 4), weight.view(4, 4).view(torch.int32), -weight.view(4, 4)):
         for name in ("one", "two"):
@@ -410,6 +412,18 @@ def test_a_fingerprint_is_of_configuration_names_kinds_shapes_and_bytes(decoder)
             module.register_buffer(name, x)
             found.add(fingerprint(module))
     assert len(found) == 8
+
+
+def test_a_fingerprint_is_the_same_in_a_version_with_one_more_option(decoder):
+    """At its default; at another value it is another model."""
+    model = decoder()
+    before, known = fingerprint(model), vars(model.config)
+    more = [("later", bool, dataclasses.field(default=False, kw_only=True))]
+    later = dataclasses.make_dataclass("ModelConfig", more, bases=(ModelConfig,), frozen=True)
+    model.config = later(**known)
+    assert fingerprint(model) == before
+    model.config = later(**known, later=True)
+    assert fingerprint(model) != before
 
 
 def test_neighbours_are_1024_or_as_many_as_there_are(decoder, tmp_path):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,12 +67,25 @@ def test_a_python_without_source_is_said(tmp_path: Path, monkeypatch: pytest.Mon
         open_corpus(TextConfig(corpus="python_library"))
 
 
+def test_documents_have_the_names_of_their_files(tmp_path: Path) -> None:
+    """As they are called in the folder; of several in a file with their number."""
+    write(tmp_path / "b" / "two.txt", "one--two")
+    write(tmp_path / "rows.jsonl", '{"text": "x"}\n{"text": "y"}\n')
+    config = TextConfig(corpus=str(tmp_path))
+    assert [one.name for one in open_corpus(config).parse()] == ["b/two.txt", "rows.jsonl:1", "rows.jsonl:2"]
+    named = ["b/two.txt:1", "b/two.txt:2"]
+    assert [one.name for one in open_corpus(replace(config, separator="--")).parse()][:2] == named
+    one = replace(config, corpus=str(tmp_path / "b" / "two.txt"), separator="--")
+    assert [one.name for one in open_corpus(one).parse()] == ["two.txt:1", "two.txt:2"]
+
+
 def test_one_file_is_cut_in_three_after_lines(tmp_path: Path) -> None:
     content = "".join(f"line {number} of the text\n" for number in range(400))
     path = write(tmp_path / "a.txt", content)
     corpus = open_corpus(TextConfig(corpus=str(path), holdout=0.1))
     documents = list(corpus.parse())
     assert [document.group for document in documents] == ["train", "valid", "test"]
+    assert [document.name for document in documents] == ["a.txt:train", "a.txt:valid", "a.txt:test"]
     assert corpus.splits(0.1) == {"train": "train", "valid": "valid", "test": "test"}
     assert "".join(document.text for document in documents) == content
     assert all(document.text.endswith("\n") for document in documents)

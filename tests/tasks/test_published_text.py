@@ -1,13 +1,14 @@
 """Text that a published tokenizer reads: bytes are those of the text, whatever the tokens are."""
 
+import json
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from regard.errors import CheckpointError, ConfigError, DataError
+from regard.errors import CheckpointError, ConfigError, DataError, UnsafeFileError
 from regard.tasks import (
     IGNORE,
     ClassificationConfig,
@@ -20,7 +21,7 @@ from regard.tasks import (
     ngram_bits_per_byte,
     xz_bits_per_byte,
 )
-from regard.tasks.pretrained_tokenizer import PretrainedTokenizer
+from regard.tasks.pretrained_tokenizer import PretrainedTokenizer, model_of
 from regard.tasks.tokenizer import tokenizer_from_json
 
 LINES = [f"The moon is {at}: 明月 né, and {at * 7919} follows.\n" for at in range(60)]
@@ -47,6 +48,7 @@ def lowered() -> Tokenizer:
     model.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment]
     marks = [("[CLS]", 1), ("[SEP]", 2)]
     model.post_processor = processors.TemplateProcessing(single="[CLS]:0 $A:0 [SEP]:0", special_tokens=marks)  # type: ignore[assignment]
+    model.decoder = decoders.WordPiece()  # type: ignore[assignment]
     return model
 
 
@@ -58,6 +60,17 @@ def spaced() -> Tokenizer:
     )
     model.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")  # type: ignore[assignment]
     model.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")])  # type: ignore[assignment]
+    return model
+
+
+def stripped() -> Tokenizer:
+    """As Llama 2's: its decoder takes the first space away."""
+    model = spaced()
+    model.pre_tokenizer = None  # type: ignore[assignment]
+    model.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])  # type: ignore[assignment]
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    model.decoder = decoders.Sequence(steps)  # type: ignore[assignment]
+    model.add_special_tokens(["<s>", "</s>"])
     return model
 
 
@@ -120,6 +133,24 @@ def test_baselines_code_the_same_bytes(tmp_path, corpus, kind):
     assert xz.bits_per_byte == pytest.approx(xz_bits_per_byte(plain).bits_per_byte, rel=0.1)
 
 
+@pytest.mark.parametrize("kind", [*KINDS.values(), stripped])
+def test_a_continuation_is_what_follows_the_text_before_it(kind):
+    """Whatever tokens it begins with, special ones and single bytes among them, and however they are given."""
+    tokenizer, draw, same = PretrainedTokenizer(kind()), np.random.default_rng(0), 0
+    for _ in range(500):
+        before = tokenizer.encode(LINES[draw.integers(len(LINES))][: draw.integers(30)])
+        new = draw.integers(0, tokenizer.vocab_size, draw.integers(30))
+        prompt, whole = tokenizer.decode(before), tokenizer.decode([*before, *new])
+        if not whole.startswith(prompt):  # the last character of the prompt is whole only with the next tokens
+            continue
+        same += 1
+        stream = tokenizer.stream(before)
+        pieces = [stream.feed(some) for some in np.split(new, len(new))] if len(new) else []
+        assert prompt + "".join(pieces) + stream.finish() == whole
+        assert prompt + tokenizer.continuation(new, before) == whole
+    assert same > 300
+
+
 def test_the_files_are_read_again(tmp_path, corpus):
     tokenizer = PretrainedTokenizer(byte_level())
     first = read(tmp_path, corpus, tokenizer)
@@ -178,3 +209,44 @@ def test_a_vocabulary_that_lacks_what_it_needs_is_named():
     for read in (tokenizer.encode, tokenizer.document):
         with pytest.raises(CheckpointError, match=r"its tokenizer\.json is damaged or incomplete: WordLevel error"):
             read("other")
+
+
+def doubled(text: str) -> dict:
+    return {"type": "Replace", "pattern": {"String": text}, "content": 2 * text}
+
+
+MANY = 5000
+BOMBS = {
+    "template": {
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "to", "type_id": 0}}] * MANY + [{"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [],
+            "special_tokens": {"to": {"id": "to", "ids": [0] * 10, "tokens": ["to"] * 10}},
+        }
+    },
+    "normalizer": {"normalizer": {"type": "Sequence", "normalizers": [doubled("明")] * 40}},
+    "decoder": {"decoder": {"type": "Sequence", "decoders": [doubled("to")] * 40}},
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_tokenizer_without_end_is_refused(kind):
+    described = json.loads(Tokenizer(models.WordLevel({"to": 0}, unk_token="to")).to_str()) | BOMBS[kind]
+    with pytest.raises(UnsafeFileError, match=r"a\.json (was stopped: it takes too much|makes 50,\d\d\d tokens of)"):
+        model_of(json.dumps(described), "a.json")
+    run = {"kind": "published", "vocab_size": 3, "model": described}
+    with pytest.raises(DataError, match="no description of a published tokenizer: the published tokenizer"):
+        tokenizer_from_json(json.dumps(run))
+
+
+def test_a_panic_of_the_library_is_an_error_of_the_file():
+    """It is no `Exception`: this expression takes more steps than its engine allows."""
+    model = Tokenizer(models.WordLevel({"to": 0}, unk_token="to"))
+    model.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")  # type: ignore[assignment]
+    tokenizer = PretrainedTokenizer(model_of(model.to_str(), "a.json"))
+    assert tokenizer.encode("to").tolist() == [0]
+    with pytest.raises(CheckpointError, match=r"its tokenizer\.json is damaged or incomplete: Onig"):
+        tokenizer.encode("a" * 40 + "b")
+    with pytest.raises(CheckpointError, match=r"a\.json is none that the tokenizers library reads: expected value"):
+        model_of("\x1b[2J", "a.json")

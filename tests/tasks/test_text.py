@@ -24,6 +24,7 @@ from regard.tasks import IGNORE, TextConfig, TextTask, build_task
 from regard.tasks.text import Windows
 from regard.tasks.token_files import Tokens, cache_folder, token_files
 from regard.tasks.tokenizer import BpeTokenizer, ByteTokenizer, load_tokenizer
+from regard.writing import locked
 
 SPLITS = ("train", "valid", "test")
 
@@ -216,11 +217,27 @@ def test_two_writers_at_once_leave_one_complete_result(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["key"]
 
 
+def test_what_killed_processes_left_of_token_files_goes_and_of_living_ones_stays(tmp_path: Path) -> None:
+    dead, other = (tmp_path / f".partial-{digit * 16}" for digit in "01")
+    dead.mkdir()
+    other.mkdir()
+    (dead / "train.ids").write_text("half")
+
+    def source() -> tuple[ByteTokenizer, list[tuple[str, str]]]:
+        return ByteTokenizer(), [(split, f"text of {split}") for split in SPLITS]
+
+    with locked(other):
+        token_files(tmp_path, "key", source)
+        assert {path.name for path in tmp_path.iterdir()} == {"key", other.name}
+    token_files(tmp_path, "key", source)  # which is there
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+
+
 def test_failure_while_writing_leaves_nothing(tmp_path: Path) -> None:
     def full() -> tuple[ByteTokenizer, list[tuple[str, str]]]:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(ResourceError, match=r"No space left on device.*--task.cache"):
+    with pytest.raises(ResourceError, match=r"No space left on device.*XDG_CACHE_HOME"):
         token_files(tmp_path, "key", full)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")

@@ -103,20 +103,6 @@ def test_damage_is_seen_reported_and_skipped(tmp_path, file, damage, caplog):
     assert str(newer) in caplog.text
 
 
-def test_moments_of_each_other_are_seen_and_skipped(tmp_path):
-    """As processes that shared heads once saved them."""
-    save(tmp_path, 1)
-    model, optimizer = trained()
-    state = optimizer.state[next(model.parameters())]
-    state["exp_avg"], state["exp_avg_sq"] = state["exp_avg_sq"], state["exp_avg"]
-    path = checkpoint.save(tmp_path, Progress(step=2), model, optimizer, CPU)
-    with pytest.raises(CheckpointError, match=r"exp_avg_sq has numbers below 0"):
-        checkpoint.load(path)
-    found, damaged = checkpoint.newest(tmp_path)
-    assert found is not None
-    assert (found.progress.step, damaged) == (1, [path])
-
-
 def test_none_that_verifies_is_an_error_and_none_at_all_is_not(tmp_path):
     assert checkpoint.newest(tmp_path / "nowhere") == (None, [])
     for step in (1, 2):
@@ -258,19 +244,16 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [path.name for path in checkpoint.paths(tmp_path)]
 
 
-def test_export_copies_a_verified_model_once(tmp_path):
+def test_export_writes_the_model_of_a_checkpoint(tmp_path):
     import safetensors.torch
 
     path = save(tmp_path, 1)
-    checkpoint.export(path, tmp_path / "model.safetensors")
-    exported = safetensors.torch.load_file(tmp_path / "model.safetensors")
-    assert all(torch.equal(exported[name], tensor) for name, tensor in checkpoint.load(path).model.items())
-    with pytest.raises(ResourceError, match="exists"):
-        checkpoint.export(path, tmp_path / "model.safetensors")
-    (path / "rng.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError):
-        checkpoint.export(path, tmp_path / "other.safetensors")
-    assert not (tmp_path / "other.safetensors").exists()
+    saved = checkpoint.load(path)
+    checkpoint.retain(tmp_path, keep=0)  # as by who trains the run
+    checkpoint.export(saved, tmp_path / "new" / "model.safetensors")
+    exported = safetensors.torch.load_file(tmp_path / "new" / "model.safetensors")
+    assert exported.keys() == saved.model.keys()
+    assert all(torch.equal(exported[name], tensor) for name, tensor in saved.model.items())
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):

@@ -108,13 +108,6 @@ def test_runs_that_began_without_an_id_go_on(small, tmp_path, unnamed):
     assert load(run).step == step + 1
 
 
-def test_runs_of_version_0_1_have_none():
-    run = FIXTURES / "decoder_local"
-    assert begun.identity(run) == Identity()
-    assert checkpoint.load(newest(run)).progress.run == ""
-    assert load(run, device="cpu").step == 3
-
-
 @pytest.mark.parametrize("wrong", [3, {"id": 3, "others": []}, {"id": "a"}, {"id": "a", "others": [3]}])
 def test_an_id_that_is_none_is_damage(small, tmp_path, wrong):
     run = train(small, tmp_path / "run").path

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from regard.checksums import sealed
 from regard.errors import CheckpointError, ConfigError, ResourceError
 from regard.training import metrics
 from regard.training.metrics import Interval, MetricsLog, Stopwatch
@@ -65,8 +66,8 @@ def test_a_past_that_is_not_what_was_written_is_refused_as_it_is(tmp_path, kind)
 
 def test_damaged_lines_are_named(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    for damage in ("{}\n{,}\n", "{}\n3\n"):
-        path.write_text(damage)
+    for damage in ("{,}", "3", "{}"):
+        path.write_text(f"{json.dumps(sealed({}))}\n{damage}\n")
         with pytest.raises(CheckpointError, match="line 2"):
             metrics.read(path)
 

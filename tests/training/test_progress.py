@@ -63,6 +63,22 @@ def test_time_left(monkeypatch):
     assert stream.getvalue() == "train: step 43  loss 1.0000 nats  1,234 tokens/s  2:51 left\n"
 
 
+def test_a_long_evaluation_says_how_far_it_is(monkeypatch):
+    """As of the weights that a run starts from, before any step: in the bar, or a line every ten seconds."""
+    clock = iter([100.0, 110.0, 119.0])
+    monkeypatch.setattr("regard.training.progress.time.monotonic", lambda: next(clock))
+    with Display(stream=(stream := io.StringIO())) as display:
+        for done in (16, 32, 48):
+            display({"kind": "evaluating", "step": 0, "done": done, "examples": 4000})
+    assert stream.getvalue() == "train: evaluating: 32 of 4,000 examples\n"
+
+
+def test_every_batch_of_an_evaluation_is_told(small, tmp_path):
+    told = []
+    train(small, tmp_path / "run", on_progress=lambda event: told.append(event) if "done" in event else None)
+    assert [event["step"] for event in told if event["done"] == event["examples"]] == [6, 12]
+
+
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
 def test_an_interruption_says_how_to_go_on(stream):
     with Display(stream=stream) as display:

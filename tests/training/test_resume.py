@@ -115,7 +115,7 @@ def test_masks_of_a_later_epoch_are_others(kinds, tmp_path, monkeypatch):
         require_equal(tmp_path / "run", tmp_path / "whole")
 
 
-@pytest.mark.parametrize(("received", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("received", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize("moment", [("step", 7), ("step", 12), ("train", 5), ("evaluate", 6), ("checkpoint", 8)])
 def test_a_signal_saves_and_leaves_with_its_code(small, tmp_path, received, code, moment):
     handler = signal.getsignal(received)

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import resource
 from pathlib import Path
 
@@ -68,11 +69,12 @@ OPTIMIZERS = {
     "another kind": (with_(**{f"{MATRIX}/novelty": torch.zeros(1)}), "novelty is not in the model"),
     "another weight": (with_(foo__step=torch.zeros(())), "foo/step is not in the model"),
     "no kind": (with_(foo=torch.zeros(1)), "/foo is not in the model"),
-    "nothing": (lambda tensors: {}, "file is empty after 1 steps"),
-    "both names": (
-        with_(**{f"{MATRIX.replace('projections.', '')}/step": torch.zeros(())}),
-        "are one weight, under its name in an earlier version",
+    "nothing": (lambda tensors: {}, "weight/step is missing"),
+    "a weight less": (
+        lambda tensors: {name: x for name, x in tensors.items() if not name.startswith(f"{MATRIX}/")},
+        rf"is of another model: {re.escape(MATRIX)}/exp_avg is missing; {re.escape(MATRIX)}/exp_avg_sq is missing",
     ),
+    "a weight without moments": (without(f"{MATRIX}/exp_avg", f"{MATRIX}/exp_avg_sq"), "exp_avg is missing"),
 }
 
 

@@ -13,9 +13,9 @@ from regard.training.files import write_json
 
 
 def read(path: Path, way_out: str) -> dict[str, Any]:
-    """What an earlier call wrote, verified. What a version without checksums wrote is read as it is."""
+    """What an earlier call wrote, verified."""
     try:
-        return opened(content(path), earlier=True)
+        return opened(content(path))
     except OSError as error:
         raise ResourceError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:

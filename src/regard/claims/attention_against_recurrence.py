@@ -93,7 +93,7 @@ class AttentionAgainstRecurrence(Claim):
             memory[name] = (self.distances, shares)
         values["gain"] = values["far attention"] - values["far lstm"]
         lengths = (8, 16, 32, 64)
-        layer = AttentionLayer(8, self.attention, heads=2, seed=seed)
+        layer = AttentionLayer(8, self.attention, heads=2, seed=seed, causal=True)
         chains = {"attention": [], "lstm": []}
         for length in lengths:
             x = torch.randn(1, length, 8, generator=generator(seed, "chain"), requires_grad=True)

@@ -91,7 +91,7 @@ class Layer(nn.Module):
         self.positions = nn.functional.pad(torch.eye(length), (0, width - content - length))
         # 2 x content: room for both contents in either form
         self.layer = AttentionLayer(
-            width, spec, heads=heads, key_dim=width // heads, value_dim=2 * content // heads, seed=seed
+            width, spec, heads=heads, key_dim=width // heads, value_dim=2 * content // heads, causal=True, seed=seed
         )
         self.output = nn.Linear(width, wanted * content, bias=False)
 

@@ -1,11 +1,11 @@
 """Many prompts at once: one on every line, answered by lines of JSON in the same order."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from regard.cli._output import as_json
 from regard.errors import DataError, InputError, LimitError
 from regard.tasks.text_files import decode, lines
 
@@ -45,7 +45,7 @@ def prompts(file: str, standard_input: Iterable[bytes]) -> list[Prompt]:
 
 def answer(prompt: Prompt, **values: object) -> None:
     """Write the answer to a prompt."""
-    print(json.dumps({"prompt": prompt.text, **values}, ensure_ascii=False), flush=True)
+    print(as_json({"prompt": prompt.text, **values}), flush=True)
 
 
 def continued(given: Sequence[Prompt], pieces: Iterable["Piece"]) -> None:

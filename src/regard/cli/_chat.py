@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from regard.cli._output import write
+
 if TYPE_CHECKING:
     from regard.integrations.pretrained import PublishedModel
 
@@ -23,10 +25,8 @@ def converse(published: "PublishedModel", system: str | None, sampling: Mapping[
     for line in _lines():
         if line.strip():
             for piece in chat.say(line, **sampling):
-                sys.stdout.write(piece)
-                sys.stdout.flush()
-            sys.stdout.write("\n")
-            sys.stdout.flush()
+                write(piece)
+            write("\n")
     return 0
 
 

@@ -1,6 +1,5 @@
 """Exits with a calibrated threshold, and how many blocks each token took, for the commands that show them."""
 
-import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -8,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from regard.cli._output import console
-from regard.errors import ConfigError
+from regard.cli._output import as_json, console
+from regard.errors import ConfigError, printable
 from regard.report.depth_text import COLOURS, legend, shade
 
 if TYPE_CHECKING:
@@ -173,7 +172,7 @@ def coloured(pieces: "Iterable[Piece]", most: int) -> None:
         assert piece.layers is not None
         taken.append(piece.layers)
         if screen.is_terminal:
-            screen.print(Text(piece.text, COLOURS[shade(piece.layers, most)]), end="", soft_wrap=True)
+            screen.print(Text(printable(piece.text), COLOURS[shade(piece.layers, most)]), end="", soft_wrap=True)
         else:
             sys.stdout.write(piece.text)
         sys.stdout.flush()
@@ -199,7 +198,7 @@ def machine(prompt: str, pieces: "Iterable[Piece]", most: int | None) -> None:
     taken = [piece.layers for piece in found if piece.layers is not None]
     if most is not None and taken:
         answer |= {"layers": taken, "mean_layers": mean(taken), "of_layers": most}
-    print(json.dumps(answer, ensure_ascii=False))
+    print(as_json(answer))
 
 
 def mean(taken: Sequence[int]) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import NoneType
-from typing import TypeVar, get_args
+from typing import Annotated, TypeVar, get_args
 
 import tyro
 from tyro.constructors import (
@@ -14,9 +14,15 @@ from tyro.constructors import (
     UnsupportedTypeAnnotationError,
 )
 
-from regard.errors import ConfigError, DataError, ResourceError
+from regard.errors import ConfigError, DataError
 
 Options = TypeVar("Options")
+Trust = Annotated[
+    bool, tyro.conf.arg(help="a folder may name its mechanism by import path, module:Class, which runs that module")
+]
+Ignore = Annotated[
+    tuple[str, ...], tyro.conf.arg(metavar="KEY...", help="published weights: keys of config.json to leave out")
+]
 TYPES = ConstructorRegistry()
 """how the help names types: an option that may be None as what else it may be. The word None is still read."""
 
@@ -43,9 +49,8 @@ def own_names() -> Iterator[None]:
     """Options of the data, in messages, are called as the commands call them that take no `--task.*`."""
     try:
         yield
-    except (ConfigError, DataError, ResourceError) as error:
-        said = str(error).replace("--task.cache", "--token-files")
-        said = said.replace("--task.test-", "--").replace("--task.", "--")
+    except (ConfigError, DataError) as error:
+        said = str(error).replace("--task.test-", "--").replace("--task.", "--")
         if said == str(error):
             raise
         raise type(error)(said) from error

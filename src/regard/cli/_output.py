@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -12,13 +13,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from regard.errors import InputError, NumericsError
+from regard.errors import InputError, NumericsError, printable
+from regard.writing import require_target
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Nobody reads any more. rich would exit with 1, which means a bug here; `main` knows what it is."""
         raise BrokenPipeError
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(printable(each) if isinstance(each, str) else each for each in objects), **options)
 
 
 def given(text: str) -> str:
@@ -50,8 +55,25 @@ def weights_of(place: str) -> Iterator[None]:
 
 def emit(payload: Any) -> None:
     """One JSON document on stdout."""
-    json.dump(payload, sys.stdout, ensure_ascii=False, indent=2)
-    sys.stdout.write("\n")
+    sys.stdout.write(as_json(payload, indent=2) + "\n")
+
+
+def as_json(payload: Any, indent: int | None = None) -> str:
+    """A JSON document, readable but for control characters."""
+    return printable(json.dumps(payload, ensure_ascii=False, indent=indent))
+
+
+def write(text: str) -> None:
+    """Write a text of a model to stdout at once: verbatim, but on a terminal, where control characters are escaped."""
+    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def will_write(out: str | None, *names: str, folder: bool = False, new: bool = False) -> None:
+    """`require_target` of an --out, or of files in that folder; None writes nothing."""
+    if out is not None:
+        for name in names or ("",):
+            require_target(Path(out, name), folder=folder, new=new)
 
 
 def console(*, machine: bool = False) -> Console:
@@ -63,12 +85,15 @@ def console(*, machine: bool = False) -> Console:
 
 def table(*columns: str, rows: Sequence[Sequence[object]], title: str | None = None) -> Table:
     """A plain table; numbers are right-aligned. All words are shown as they are: brackets are no markup."""
-    built = Table(
-        title=None if title is None else Text(title), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False
-    )
+    shown = None if title is None else _text(title)
+    built = Table(title=shown, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for at, column in enumerate(columns):
         numeric = all(str(row[at]).replace(".", "").replace("-", "").replace(",", "").isdigit() for row in rows)
-        built.add_column(Text(column), justify="right" if rows and numeric else "left", overflow="fold")
+        built.add_column(_text(column), justify="right" if rows and numeric else "left", overflow="fold")
     for row in rows:
-        built.add_row(*(Text(str(cell)) for cell in row))
+        built.add_row(*map(_text, row))
     return built
+
+
+def _text(cell: object) -> Text:
+    return Text(printable(str(cell)))

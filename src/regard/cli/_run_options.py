@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
-from regard.cli._options import TYPES
+from regard.cli._options import TYPES, Ignore
 from regard.errors import ConfigError, nearest
 from regard.models import presets
 from regard.models.config import ModelConfig
@@ -69,6 +69,7 @@ class _Options:
     trust: bool = False
     """--config, --from and --resume may name classes by import path, module:Class, which runs the code of those
     modules"""
+    ignore: Ignore = ()
     edited: bool = False
     """--resume although its config.toml is another than when the run began"""
     preset: str | None = None

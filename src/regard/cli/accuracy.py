@@ -13,8 +13,8 @@ import tyro
 
 from regard.benchmark.threads import default_threads
 from regard.cli._numbers import one_word, parse_numbers, require_positive
-from regard.cli._options import read
-from regard.cli._output import console, emit, table
+from regard.cli._options import Ignore, Trust, read
+from regard.cli._output import console, emit, table, will_write
 from regard.cli._threads import cpu_threads
 from regard.errors import ConfigError, DataError, nearest
 
@@ -64,8 +64,8 @@ class Options:
     """of everything random"""
     out: str | None = None
     """folder for results.json and accuracy.html"""
-    trust: bool = False
-    """what was saved may name its mechanism by import path, module:Class, which runs that module"""
+    trust: Trust = False
+    ignore: Ignore = ()
     json: bool = False
     """machine output on stdout"""
 
@@ -80,6 +80,7 @@ def run(options: Options) -> int:
     lengths = parse_numbers(options.lengths)
     require_positive({name: getattr(options, name) for name in ("heads", "key_dim", "threads")})
     _require_read(options)
+    will_write(options.out, "results.json", "accuracy.html")
     with cpu_threads(options.threads):
         return _measure(options, lengths)
 
@@ -170,7 +171,7 @@ def _cases(options: Options, lengths: tuple[int, ...]) -> "Iterator[Vectors]":
         if not pretrained.recognised(path):
             hint = nearest(source, ("random", *NETWORKS))
             raise ConfigError(f"there is no source of vectors {source!r}, and no published weights there: {hint}")
-        loaded = pretrained.load(path, trust=options.trust)
+        loaded = pretrained.load(path, trust=options.trust, ignore=options.ignore)
         for length in lengths:
             yield from layer_vectors(
                 loaded.model,

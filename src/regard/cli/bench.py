@@ -3,7 +3,6 @@
 Forward, forward + backward, and decoding; CPU, float32, under fixed allocation and under the default one.
 """
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
@@ -15,9 +14,6 @@ from regard.cli._numbers import one_word, parse_numbers
 from regard.cli._options import read
 from regard.cli._output import console, emit, table
 from regard.errors import ConfigError
-
-MOVED = ("accuracy", "capacity", "retrieval")
-"""verbs that were options of this one in version 0.1"""
 
 
 @dataclass(frozen=True)
@@ -49,15 +45,7 @@ class Options:
 
 
 def parse(words: Sequence[str]) -> Options:
-    """Read the words after `regard bench`.
-
-    Raises:
-        ConfigError: a measurement that was an option here, and is a verb now.
-    """
-    for verb in MOVED:
-        if f"--{verb}" in words:
-            rest = [word for word in words if word != f"--{verb}"]
-            raise ConfigError(f"--{verb} of version 0.1 is a command of its own: {shlex.join(['regard', verb, *rest])}")
+    """Read the words after `regard bench`."""
     return read(Options, one_word(words, "--lengths"), verb="bench", description=__doc__)
 
 

@@ -13,7 +13,8 @@ import tyro
 
 from regard.benchmark.threads import default_threads
 from regard.cli._numbers import one_word, parse_numbers, require_positive
-from regard.cli._output import console, emit, table
+from regard.cli._options import Ignore, Trust
+from regard.cli._output import console, emit, table, will_write
 from regard.cli._threads import cpu_threads
 from regard.errors import ConfigError
 
@@ -47,8 +48,8 @@ class Options:
     """CPU threads; by default OMP_NUM_THREADS, else all cores"""
     seed: int = 0
     """of the keys"""
-    trust: bool = False
-    """a run, or what was saved, may name its mechanism by import path, module:Class, which runs that module"""
+    trust: Trust = False
+    ignore: Ignore = ()
     out: str | None = None
     """folder for results.json and cache.html"""
     json: bool = False
@@ -66,6 +67,7 @@ def run(options: Options) -> int:
     """Measure, show, write."""
     given = {name: getattr(options, name) for name in ("context", "scored", "texts", "keys", "threads")}
     require_positive({name: value for name, value in given.items() if value is not None})
+    will_write(options.out, "results.json", "cache.html")
     with cpu_threads(options.threads):
         return _measure(options)
 
@@ -82,7 +84,7 @@ def _measure(options: Options) -> int:
 
     read, own = TextConfig(corpus="state_of_the_union" if options.corpus is None else options.corpus), False
     if pretrained.recognised(options.model):
-        loaded = pretrained.load(options.model, device=options.device, trust=options.trust)
+        loaded = pretrained.load(options.model, device=options.device, trust=options.trust, ignore=options.ignore)
     else:
         loaded = load(options.model, device=options.device, trust=options.trust)
         if isinstance(loaded.config.task, TextConfig) and options.corpus is None:

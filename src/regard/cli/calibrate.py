@@ -12,7 +12,8 @@ import tyro
 
 from regard.benchmark.threads import default_threads
 from regard.cli._numbers import require_positive
-from regard.cli._output import console, emit, table
+from regard.cli._options import Ignore, Trust
+from regard.cli._output import console, emit, table, will_write
 from regard.cli._threads import cpu_threads
 from regard.errors import ConfigError, DataError
 
@@ -71,8 +72,8 @@ class Options:
     """auto: cuda, else mps, else cpu"""
     threads: int = field(default_factory=default_threads)
     """CPU threads; by default OMP_NUM_THREADS, else all cores"""
-    trust: bool = False
-    """a run, or what was saved, may name its mechanism by import path, module:Class, which runs that module"""
+    trust: Trust = False
+    ignore: Ignore = ()
     out: str | None = None
     """new folder for the calibration; None: exits in the folder of a run, and nowhere for published weights"""
     json: bool = False
@@ -91,6 +92,7 @@ def run(options: Options) -> int:
         raise ConfigError(f"thresholds must fall from the safest on, from 1 to 0 at most, got {list(grid)}")
     if options.test == "binomial" and options.loss != "last":
         raise ConfigError(f"--test binomial is for a loss of 0 or 1: --loss last, not --loss {options.loss}")
+    will_write(_target(options), folder=True, new=True)
     with cpu_threads(options.threads):
         return _calibrate(options)
 
@@ -108,9 +110,8 @@ def _calibrate(options: Options) -> int:
 
     asked = {"risk": options.risk, "confidence": options.confidence, "test": options.test}
     measuring.require_items(options.passages, **asked)
-    model, reader, text, split, target, seen = _loaded(options)
-    if target is not None:
-        exits.require_new(target)
+    model, reader, text, split, seen = _loaded(options)
+    target = _target(options)
     plain = isinstance(model.depth, Fixed) and not _is_run(options)
     heads: HeadsKind = options.heads or ("own" if plain else "trained")
     screen, told = console(machine=options.json), console(machine=True)
@@ -184,13 +185,13 @@ def _calibrate(options: Options) -> int:
     if seen:
         told.print("The run was trained on some of these passages: text that it has not seen may lose more.")
     if target is not None:
-        exits.save(target, calibration, model.depth)
-        screen.print(f"Kept in {target}: use it with --exits {_named(options, target)}", markup=False)
+        exits.save(Path(target), calibration, model.depth)
+        screen.print(f"Kept in {target}: use it with --exits {_named(options)}", markup=False)
         if split == "valid" and heads != "light" and chosen.threshold is not None:
             other = f"--split test --thresholds {chosen.threshold:g} --out FOLDER"
             screen.print(f"Test the promise on other text: the same command with {other}", markup=False)
     if options.json:
-        emit({**calibration, "folder": None if target is None else str(target), "options": asdict(options)})
+        emit({**calibration, "folder": target, "options": asdict(options)})
     return 0
 
 
@@ -201,19 +202,25 @@ def _is_run(options: Options) -> bool:
     return not pretrained.recognised(options.model)
 
 
-def _named(options: Options, target: Path) -> str:
-    return "calibrated" if options.out is None else str(target)
+def _target(options: Options) -> str | None:
+    """Where the calibration goes; None: nowhere."""
+    from regard.integrations.exits import FOLDER
+
+    return options.out or (str(Path(options.model) / FOLDER) if _is_run(options) else None)
 
 
-def _loaded(options: Options) -> "tuple[LanguageModel, Reader, TextConfig, Any, Path | None, bool]":
-    """The model, its tokenizer, the text, the part of it, where the calibration goes, and whether a run was trained on
-    some of that text."""
+def _named(options: Options) -> str:
+    return options.out or "calibrated"
+
+
+def _loaded(options: Options) -> "tuple[LanguageModel, Reader, TextConfig, Any, bool]":
+    """The model, its tokenizer, the text, the part of it, and whether a run was trained on some of that text."""
     from regard.integrations import exits, pretrained
     from regard.models import LanguageModel
     from regard.tasks.config import TextConfig
     from regard.training import load
 
-    read, target = TextConfig(corpus="state_of_the_union" if options.corpus is None else options.corpus), None
+    read = TextConfig(corpus="state_of_the_union" if options.corpus is None else options.corpus)
     split: Any = options.split
     seen = False
     if _is_run(options):
@@ -226,15 +233,12 @@ def _loaded(options: Options) -> "tuple[LanguageModel, Reader, TextConfig, Any, 
             read, split = loaded.config.task, options.split or "valid"
         trained = {"corpus": exits.text_facts(loaded.config.task, "train")}
         seen = bool(exits.shares(trained, read, split))
-        target = Path(options.model) / exits.FOLDER
     else:
-        loaded = pretrained.load(options.model, device=options.device, trust=options.trust)
-    if options.out is not None:
-        target = Path(options.out)
+        loaded = pretrained.load(options.model, device=options.device, trust=options.trust, ignore=options.ignore)
     model, reader = loaded.model, loaded.tokenizer
     if not isinstance(model, LanguageModel) or reader is None:
         raise ConfigError(f"{options.model} is no decoder with a tokenizer, so it has no exits to calibrate")
-    return model, reader, read, split, target, seen
+    return model, reader, read, split, seen
 
 
 def _documents(text: "TextConfig", split: str | None, reader: "Reader") -> "Sequence[Any]":
@@ -266,6 +270,5 @@ def _grid(model: "LanguageModel", heads: "HeadsKind") -> tuple[float, ...]:
 
 def _pieces(reader: "Reader", ids: Any, steps: "Sequence[int]") -> list[tuple[str, int]]:
     """The text of every token of a passage but the first, and the blocks after which it was said."""
-    stream = reader.stream()
-    stream.feed([int(ids[0])])
+    stream = reader.stream([int(ids[0])])
     return [(stream.feed([int(token)]), taken) for token, taken in zip(ids[1:], steps, strict=True)]

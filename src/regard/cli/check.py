@@ -8,7 +8,7 @@ import tyro
 from rich.markup import escape
 
 from regard import catalog, specs
-from regard.cli._kinds import PACKAGES
+from regard.cli._kinds import MECHANISM, PACKAGES
 from regard.cli._output import console, emit, table
 from regard.cli.info import find
 from regard.errors import ConfigError
@@ -34,16 +34,17 @@ class Options:
 
 def run(options: Options) -> int:
     """Run the conformance suite."""
-    from regard.training.device import chosen_device
-
     if not options.names:
         raise ConfigError("name what to check: names from `regard list`, module:Class, or all")
-    device = chosen_device(options.device).type
     names = catalog.names() if options.names == ("all",) else list(options.names)
+    found = {name: find(name)[0] for name in names}  # refuses what is not there before torch is imported
+    from regard.training.device import chosen_device
+
+    device = chosen_device(options.device).type
     screen = console(machine=options.json)
     everything = {}
     for name in names:
-        results = _results(name, device)
+        results = _results(*found[name], device)
         everything[name] = [asdict(result) for result in results]
         count = {status: sum(r.status == status for r in results) for status in ("passed", "excused", "failed")}
         verdict = "[red]FAILED[/red]" if count["failed"] else "[green]passed[/green]"
@@ -61,21 +62,13 @@ def run(options: Options) -> int:
     return 7 if any(r["status"] == "failed" for results in everything.values() for r in results) else 0
 
 
-def _results(name: str, device: str) -> "list[CheckResult]":
-    """Of a mechanism, or else of a part of that name."""
+def _results(kind: str, spec: str, device: str) -> "list[CheckResult]":
+    """Of a mechanism, or of a part."""
     from regard.testing import check, check_part
 
-    kind, _, inner = name.partition(":")
-    if kind not in PACKAGES:
-        if specs.is_path(name) or catalog.several(name):
-            return check(name, device=device)
-        plain = name.partition("(")[0].strip()
-        kinds = [kind for kind in PACKAGES if plain in specs.files(PACKAGES[kind])]
-        if plain in catalog.names() or not kinds:
-            return check(name, device=device)
-        kind, inner = kinds[0], name
-    find(f"{kind}:{inner}")  # refuses what is not there
-    parsed = specs.parse(inner)
+    if kind == MECHANISM:
+        return check(spec, device=device)
+    parsed = specs.parse(spec)
     if kind == "preset":
         raise ConfigError(f"{parsed.name} is a preset, a whole model: check its mechanism and parts by their names")
     if parsed.options:

@@ -1,6 +1,7 @@
 """List, verify or export the checkpoints of a run."""
 
 import json
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Literal
 import tyro
 
 from regard.checksums import MANIFEST, entries
-from regard.cli._output import console, emit, table
+from regard.cli._output import console, emit, table, will_write
 from regard.errors import CheckpointError, ConfigError
 from regard.reading import content
 
@@ -45,11 +46,12 @@ def _export(options: Options) -> int:
 
     if options.out is None:
         raise ConfigError("export needs --out FILE.safetensors")
+    will_write(options.out, new=True)
     newest, _ = checkpoint.newest(Path(options.run) / "checkpoints")
     if newest is None:
         raise CheckpointError(f"{options.run} has no checkpoint yet; continue it with regard train --resume")
     begun.identity(Path(options.run)).require(newest, Path(options.run))
-    checkpoint.export(newest.path, Path(options.out))
+    checkpoint.export(newest, Path(options.out))
     if options.json:
         emit({"checkpoint": str(newest.path), "out": options.out})
     else:
@@ -83,8 +85,11 @@ def _shown(options: Options) -> int:
                 identity.require(saved, Path(options.run))
                 state = "sound"
             except CheckpointError as error:
-                damaged, state = True, f"damaged: {error}"
-        rows.append((path.name, _size(path), state))
+                state = f"damaged: {error}"
+        size = _size(path)
+        if os.path.lexists(path):  # or who trains the run has removed it meanwhile
+            rows.append((path.name, size, state))
+            damaged |= state.startswith("damaged")
     if options.json:
         emit([dict(zip(("checkpoint", "bytes", "state"), row, strict=True)) for row in rows])
     elif rows:

@@ -15,7 +15,7 @@ import tyro
 
 from regard import claims
 from regard.checksums import opened, sealed
-from regard.cli._output import console, emit, table
+from regard.cli._output import console, emit, table, will_write
 from regard.cli._threads import cpu_threads
 from regard.errors import ConfigError, DataError
 from regard.reading import content
@@ -58,6 +58,7 @@ def run(options: Options) -> int:
     from regard.report import claims as page
     from regard.training.files import write_json
 
+    will_write(options.out, *(f"{name}.json" for name in built), "claims.html")
     folder, screen = Path(options.out), console(machine=options.json)
     recorded(folder)  # what cannot be shown beside the new results is refused before they are measured
     results: dict[str, dict[str, Any]] = {}

@@ -13,7 +13,7 @@ import tyro
 
 from regard.benchmark.config import DEFAULT_SPECS, CompareConfig, quick
 from regard.cli._interrupted import leaving
-from regard.cli._output import console, emit, table
+from regard.cli._output import console, emit, table, will_write
 from regard.errors import ConfigError
 
 
@@ -40,6 +40,7 @@ def run(options: Options) -> int:
     from regard.report import compare
 
     config = configured(options)
+    will_write(options.out, "results.json", "report.html")
     notes = console(machine=True)
     with leaving(lambda: _left(options.out)):
         results = compare(

@@ -21,7 +21,7 @@ from regard.cli._datastore import (
     tell_own,
 )
 from regard.cli._depth import Evaluated, depth_rows, leave_early, require_as_measured
-from regard.cli._options import own_names
+from regard.cli._options import Ignore, Trust, own_names
 from regard.cli._output import console, emit, table, weights_of
 from regard.errors import ConfigError
 from regard.tasks.config import TABLES, TEXTS, ClassificationConfig, TextConfig, TranslationConfig
@@ -95,8 +95,8 @@ class Options:
     else its folder"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: cuda, else mps, else cpu"""
-    trust: bool = False
-    """a run, or what was saved, may name its mechanism by import path, module:Class, which runs that module"""
+    trust: Trust = False
+    ignore: Ignore = ()
     json: bool = False
     """machine output on stdout, with the sums of every document"""
 
@@ -283,6 +283,7 @@ def _published(options: Options, said: Evaluated) -> dict[str, object]:
         max_length=options.max_length,
         weights=options.weights or "float32",
         trust=options.trust,
+        ignore=options.ignore,
     )
     if options.exits is not None:
         said.calibration = leave_early(loaded.decoder, options.exits, options.run, published=True)

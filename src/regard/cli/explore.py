@@ -6,7 +6,8 @@ from typing import Literal
 import tyro
 
 from regard.cli import _run_info
-from regard.cli._output import console, emit, given, table
+from regard.cli._options import Ignore, Trust
+from regard.cli._output import console, emit, given, table, will_write
 from regard.errors import ConfigError
 
 
@@ -29,8 +30,8 @@ class Options:
     """--beside is published weights: the same for these"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: cuda, else mps, else cpu"""
-    trust: bool = False
-    """a run, or what was saved, may name its mechanism by import path, module:Class, which runs that module"""
+    trust: Trust = False
+    ignore: Ignore = ()
     json: bool = False
     """machine output on stdout: distance, entropy and the largest weights of every head"""
 
@@ -41,14 +42,17 @@ def run(options: Options) -> int:
     from regard.report.explore import Explorable, explore
 
     def chosen(model: str, attention: str | None, flag: str) -> Explorable:
-        if attention is None:
-            return model
-        if _run_info.is_run(model):
+        if attention is not None and _run_info.is_run(model):
             raise ConfigError(f"{model} is a run, whose model is as trained: {flag} is for published weights")
-        return pretrained.load(model, device=options.device, attention=attention, trust=options.trust)
+        if attention is None and not pretrained.recognised(model):
+            return model
+        return pretrained.load(
+            model, device=options.device, attention=attention, trust=options.trust, ignore=options.ignore
+        )
 
     if options.beside is None and options.beside_attention is not None:
         raise ConfigError("--beside-attention is for the model of --beside, and there is none")
+    will_write(options.out, new=True)
     screen, told = console(machine=options.json), console(machine=True)
     found = explore(
         chosen(options.model, options.attention, "--attention"),

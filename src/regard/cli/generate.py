@@ -13,7 +13,8 @@ from regard.cli._batch import AT_A_TIME, Prompt, answer, continued, prompts, tol
 from regard.cli._cache import reduce
 from regard.cli._datastore import KnnOptions, looked_up, mixing, require_datastore
 from regard.cli._depth import coloured, leave_early, machine, require_as_measured, require_depths
-from regard.cli._output import weights_of
+from regard.cli._options import Ignore, Trust
+from regard.cli._output import weights_of, will_write, write
 from regard.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -86,8 +87,8 @@ class Options:
     """continuing one prompt: machine output on stdout, with the blocks of every token where a depth decides them"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: cuda, else mps, else cpu"""
-    trust: bool = False
-    """a run, or what was saved, may name its mechanism by import path, module:Class, which runs that module"""
+    trust: Trust = False
+    ignore: Ignore = ()
 
 
 _SAMPLING_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop")
@@ -103,6 +104,7 @@ def run(options: Options) -> int:
             text.reconfigure(encoding="utf-8", errors="surrogateescape" if text is sys.stdin else "strict")
     if options.system is not None and not options.chat:
         raise ConfigError("--system goes with --chat; leave it out, or write it into the prompt")
+    will_write(options.out, new=True)
     if options.batch is not None and (options.prompt is not None or options.chat):
         beside = "--chat" if options.chat else repr(options.prompt)
         raise ConfigError(f"--batch {options.batch} has the prompts; leave {beside} out")
@@ -129,6 +131,7 @@ def _written(options: Options) -> int:
             max_length=options.max_length,
             weights=options.weights or "float32",
             trust=options.trust,
+            ignore=options.ignore,
         )
         if options.exits is not None:
             leave_early(published.decoder, options.exits, options.run, published=True)
@@ -210,9 +213,8 @@ def _continue(
             coloured(pieces, most)
             return 0
         for piece in pieces:
-            sys.stdout.write(piece.text)
-            sys.stdout.flush()
-        sys.stdout.write("\n")
+            write(piece.text)
+        write("\n")
         return 0
     given, ids = _prompts(options), []
     for prompt in given:
@@ -279,7 +281,7 @@ def _translate(options: Options, loaded: "TrainedModel") -> int:
             )
         for prompt, text in zip(some, translated, strict=True):
             if options.batch is None:
-                print(text, flush=True)
+                write(f"{text}\n")
             else:
                 answer(prompt, text=text)
     return 0
@@ -299,7 +301,7 @@ def _classify(options: Options, loaded: "TrainedModel") -> int:
                 answer(prompt, classes=loaded.classify(prompt.text))
         return 0
     for name, probability in loaded.classify(_prompt(options)).items():
-        print(f"{probability:.4f}\t{name}")
+        write(f"{probability:.4f}\t{name}\n")
     return 0
 
 
@@ -311,7 +313,7 @@ def _fill(options: Options, loaded: "TrainedModel") -> int:
             with told(prompt.where):
                 answer(prompt, text=loaded.fill(prompt.text))
         return 0
-    sys.stdout.write(loaded.fill(_prompt(options)).rstrip("\n") + "\n")
+    write(loaded.fill(_prompt(options)).rstrip("\n") + "\n")
     return 0
 
 
@@ -335,8 +337,6 @@ def _draw(options: Options, loaded: "TrainedModel") -> int:
         raise ConfigError(f"{options.run} draws images: say where with --out grid.png")
     if count < 1:
         raise ConfigError(f"--count must be at least 1, got {count}")
-    if Path(out).exists():
-        raise ConfigError(f"{out} exists; choose another name: nothing is ever overwritten")
     task = None
     if options.complete or loaded.config.task.name == SuperResolutionTask.name:
         task = build_task(loaded.config.task)

@@ -11,7 +11,7 @@ from regard import catalog, specs
 from regard.cli import _run_info
 from regard.cli._kinds import KINDS, MECHANISM, PACKAGES, names
 from regard.cli._output import console, emit, table
-from regard.errors import ConfigError, nearest
+from regard.errors import ConfigError, nearest, unknown
 from regard.models import presets
 
 
@@ -20,9 +20,10 @@ class Options:
     """The entry to show."""
 
     name: tyro.conf.Positional[str]
-    """a name from `regard list`, a specification such as 'linear(feature_map=relu)', `module:Class`, or `kind:name` for
-    one of several that share a name, such as depth:fixed; or the folder of a run: what it was trained to, the spans of
-    its heads and the guarantee of its exits"""
+    """a name from `regard list`, or words that a mechanism is known by, such as 'sliding window'; a specification such
+    as 'linear(feature_map=relu)', `module:Class`, or `kind:name` for one of several that share a name, such as
+    depth:fixed; or the folder of a run: what it was trained to, the spans of its heads and the guarantee of its
+    exits"""
     trust: bool = False
     """a run may name its mechanism by import path, module:Class, which runs that module"""
     json: bool = False
@@ -58,7 +59,9 @@ def run(options: Options) -> int:
         console(machine=True).print(f"There is a run {options.name} too: regard info ./{options.name}", markup=False)
     if options.trust:
         raise ConfigError(f"--trust is for runs, and {options.name!r} is none; leave it out")
-    entries = [_mechanism(name) if kind == MECHANISM else _part(kind, name) for kind, name in find(options.name)]
+    called = [] if _catalogued(options.name) else catalog.search(options.name)
+    found = [(MECHANISM, called[0])] if len(called) == 1 else find(options.name)
+    entries = [_mechanism(name) if kind == MECHANISM else _part(kind, name) for kind, name in found]
     if options.json:
         first, *others = (entry.document() for entry in entries)
         emit({**first, "also": others} if others else first)
@@ -100,7 +103,10 @@ def find(text: str) -> list[tuple[str, str]]:
         return found[:1] if options else found
     known = {name for kind in searched for name in names(kind)}
     where = searched[0] if len(searched) == 1 else "catalog entry"
-    hint = "a class by its path is module:Class, with a capital" if ":" in wanted else nearest(name, known)
+    if ":" in wanted:
+        hint = "a class by its path is module:Class, with a capital"
+    else:
+        hint = catalog.meant(name) if MECHANISM in searched and catalog.search(name) else nearest(name, known)
     raise ConfigError(f"there is no {where} {wanted!r}: {hint}")
 
 
@@ -123,7 +129,7 @@ def _mechanism(spec: str) -> Entry:
 
 
 def _part(kind: str, spec: str) -> Entry:
-    from regard.options import Configured, unknown
+    from regard.options import Configured
 
     parsed = specs.parse(spec)
     name, label = parsed.name, f"{kind} {parsed.name}"

@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, replace
+from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -9,8 +10,8 @@ import tyro
 
 from regard.cli._datastore import KnnOptions, as_options, searched, tell
 from regard.cli._interrupted import leaving
-from regard.cli._options import own_names
-from regard.cli._output import console, emit, given, table
+from regard.cli._options import Ignore, Trust, own_names
+from regard.cli._output import console, emit, given, table, will_write
 from regard.errors import ConfigError, InputError
 from regard.tasks.config import TextConfig
 from regard.tasks.ticking import Ticking
@@ -68,8 +69,8 @@ class Options:
     knn: KnnOptions = dataclasses.field(default_factory=KnnOptions)
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: cuda, else mps, else cpu"""
-    trust: bool = False
-    """a run, or what was saved, may name its mechanism by import path, module:Class, which runs that module"""
+    trust: Trust = False
+    ignore: Ignore = ()
     json: bool = False
     """machine output on stdout"""
 
@@ -142,7 +143,7 @@ def _model(options: Options) -> "tuple[LanguageModel, Reader, int]":
     from regard.integrations.datastores import decoder
 
     assert options.model is not None
-    model, reader, length = decoder(options.model, device=options.device, trust=options.trust)
+    model, reader, length = decoder(options.model, device=options.device, trust=options.trust, ignore=options.ignore)
     return model, reader, length if options.length is None else options.length
 
 
@@ -165,13 +166,16 @@ def _corpus(options: Options, corpus: str) -> list[Any]:
 
 def _build(options: Options) -> int:
     from regard.retrieval import Index, build, origin, texts
+    from regard.retrieval.build import begun
     from regard.retrieval.index import faiss
 
     if options.index:
         faiss()  # missing, it is said before the work
+    assert options.out is not None
+    will_write(options.out, folder=True)
+    begun(Path(options.out), add=options.add, checked=False)
     documents = _corpus(options, options.what)
     model, reader, length = _model(options)
-    assert options.out is not None
     with leaving(lambda: f"the same command goes on where it stopped, with what is in {options.out}"):
         store = build(
             model,
@@ -195,6 +199,7 @@ def _index(options: Options) -> int:
     """Make indices of a datastore that is there."""
     from regard.retrieval import Datastore, Index
 
+    will_write(options.what, *(f"{kind}.faiss" for kind in options.index))
     store, screen = Datastore.open(options.what), console(machine=options.json)
     paths = [Index(store, kind).save() for kind in options.index]
     for path in paths:
@@ -208,6 +213,7 @@ def _merge(options: Options) -> int:
     from regard.retrieval import Datastore
 
     assert options.out is not None
+    will_write(options.out, folder=True)
     Datastore.merge(options.out, [Datastore.open(folder) for folder in (options.what, *options.more)])
     return _stats(replace(options, what=options.out))
 
@@ -280,13 +286,13 @@ def _search(options: Options) -> int:
                 "document": store.manifest.documents[at].name,
                 "place": number - first + 1,
                 "before": reader.decode(before.numpy()),
-                "token": reader.decode(token.numpy()),
+                "token": reader.continuation(token.numpy(), before.numpy()),
             }
         )
     if options.json:
         emit(rows)
         return 0
-    shown = [(f"{row['distance']:.1f}", row["document"][:12], row["before"], row["token"]) for row in rows]
+    shown = [(f"{row['distance']:.1f}", row["document"], row["before"], row["token"]) for row in rows]
     console().print(table("distance", "document", "after", "came", rows=shown))
     return 0
 

@@ -16,7 +16,7 @@ class Options:
     """The names to list."""
 
     pattern: tyro.conf.Positional[str] = "*"
-    """shell-style pattern on the names"""
+    """shell-style pattern on the names, or words that mechanisms are known by, such as 'sliding window'"""
     supports: Annotated[tuple[str, ...], tyro.conf.arg(metavar="CAPABILITY...")] = ()
     """only mechanisms with all of these: causal bidirectional cross key_mask bias marks state prefix dropout"""
     json: bool = False
@@ -26,6 +26,8 @@ class Options:
 def run(options: Options) -> int:
     """Print the catalog."""
     mechanisms = catalog.names(options.pattern, options.supports)
+    if not mechanisms:
+        mechanisms = [name for name in catalog.search(options.pattern) if name in catalog.names("*", options.supports)]
     others: dict[str, list[str]] = {}
     if not options.supports:  # only mechanisms have capabilities
         others = {PLURALS[kind]: fnmatch.filter(names(kind), options.pattern) for kind in PACKAGES}

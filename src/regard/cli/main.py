@@ -14,7 +14,7 @@ from pathlib import Path
 
 from regard import __version__, consent
 from regard.cli._interrupted import terminable, told
-from regard.errors import ConfigError, RegardError, nearest, out_of_memory, shortened
+from regard.errors import ConfigError, RegardError, nearest, out_of_memory, printable, shortened
 from regard.reading import found_in
 
 _LONGEST_OPTION = 1000
@@ -140,14 +140,18 @@ def _run(words: list[str]) -> int:
         raise ConfigError(f"unknown command {verb!r}: {nearest(verb, known)}")
     module = importlib.import_module(f"regard.cli.{verb}")
     if hasattr(module, "parse"):
-        return module.run(module.parse(words[1:]))
-    from regard.cli._options import read
+        options = module.parse(words[1:])
+    else:
+        from regard.cli._options import read
 
-    return module.run(read(module.Options, words[1:], verb=verb, description=module.__doc__))
+        options = read(module.Options, words[1:], verb=verb, description=module.__doc__)
+    for spec in (*getattr(options, "specs", ()), *getattr(getattr(options, "model", None), "attention", ())):
+        importlib.import_module("regard.catalog").require_known(spec)  # before torch is imported, which takes seconds
+    return module.run(options)
 
 
 def _bug() -> int:
-    traceback.print_exc()
+    _say(printable(traceback.format_exc()))
     _say("regard: this is a bug; please report it with the lines above")
     return 1
 

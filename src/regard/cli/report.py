@@ -10,7 +10,7 @@ from regard.benchmark.config import FORMAT
 from regard.benchmark.threads import default_threads
 from regard.checksums import opened
 from regard.cli._numbers import require_positive
-from regard.cli._output import console, emit, table
+from regard.cli._output import console, emit, table, will_write
 from regard.cli._run_info import is_run
 from regard.cli._threads import cpu_threads
 from regard.errors import ConfigError, DataError
@@ -83,8 +83,10 @@ def _comparison(options: Options) -> int:
 
     path = Path(options.folder)
     path = path / "results.json" if path.is_dir() else path
+    target = options.out or str(path.with_name("report.html"))
+    will_write(target)
     try:
-        results = opened(content(path), earlier=True)
+        results = opened(content(path))
     except OSError as error:
         raise DataError(
             f"cannot read {path}: {error.strerror}; regard compare --out FOLDER makes one, regard train a run"
@@ -93,13 +95,12 @@ def _comparison(options: Options) -> int:
         raise DataError(f"{path} holds no results of a comparison: {error}; {_AGAIN}") from error
     if results.get("format") != FORMAT:
         raise DataError(f"{path} holds no results of a comparison that this version of regard reads; {_AGAIN}")
-    target = Path(options.out) if options.out else path.with_name("report.html")
     try:
         page = html.render(results, options.language)
     except (KeyError, TypeError, IndexError, jinja2.UndefinedError) as error:
         raise DataError(f"{path} is not whole: {type(error).__name__}: {error}; {_AGAIN}") from error
-    write_text(target, page)
-    console().print(str(target), markup=False)
+    write_text(Path(target), page)
+    console().print(target, markup=False)
     return 0
 
 
@@ -107,6 +108,8 @@ def _run(options: Options, longest: int) -> int:
     from regard.report import run as report
 
     screen, told = console(machine=options.json), console(machine=True)
+    target = options.out or str(Path(options.folder) / "report.html")
+    will_write(target)
     results = report.measure(
         [options.folder, *options.beside],
         limit=32 if options.limit is None else options.limit,
@@ -117,12 +120,11 @@ def _run(options: Options, longest: int) -> int:
         trust=options.trust,
         tell=lambda line: told.print(line, markup=False),
     )
-    target = Path(options.out) if options.out else Path(options.folder) / "report.html"
-    report.write(results, target)
+    report.write(results, Path(target))
     screen.print(table(*report.columns(results), rows=report.rows(results)))
     for line in report.notes(results):
         screen.print(line, markup=False)
-    screen.print(str(target), markup=False)
+    screen.print(target, markup=False)
     if options.json:
-        emit({**results, "page": str(target)})
+        emit({**results, "page": target})
     return 0

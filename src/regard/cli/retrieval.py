@@ -11,7 +11,7 @@ import tyro
 
 from regard.benchmark.threads import default_threads
 from regard.cli._numbers import require_positive
-from regard.cli._output import console, emit, table
+from regard.cli._output import console, emit, table, will_write
 from regard.cli._threads import cpu_threads
 
 
@@ -44,6 +44,7 @@ class Options:
 def run(options: Options) -> int:
     """Train, show, write; 7 if a control missed."""
     require_positive({name: getattr(options, name) for name in ("key_dim", "threads")})
+    will_write(options.out, "results.json", "retrieval.html")
     with cpu_threads(options.threads):
         return _measure(options)
 

@@ -13,7 +13,7 @@ import tyro
 from regard.benchmark.threads import default_threads
 from regard.cli._numbers import one_word, parse_numbers, require_positive
 from regard.cli._options import read
-from regard.cli._output import console, emit, table
+from regard.cli._output import console, emit, table, will_write
 from regard.cli._threads import cpu_threads
 
 NOTE = (
@@ -58,6 +58,7 @@ def parse(words: Sequence[str]) -> Options:
 def run(options: Options) -> int:
     """Measure, show, write."""
     require_positive({name: getattr(options, name) for name in ("heads", "key_dim", "threads")})
+    will_write(options.out, "results.json")
     with cpu_threads(options.threads):
         return _measure(options)
 

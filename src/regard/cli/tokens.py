@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from regard.cli._interrupted import leaving
-from regard.cli._options import own_names
-from regard.cli._output import console, emit, table
+from regard.cli._options import Ignore, own_names
+from regard.cli._output import console, emit, table, will_write
 from regard.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _BUILD = {
     "separator": None,
     "suffixes": (),
     "trust": False,
+    "ignore": (),
 }
 """options of build alone"""
 
@@ -64,6 +65,7 @@ class Options:
     """build: read the files of the folder with these endings, such as .jsonl; none given: all that regard reads"""
     trust: bool = False
     """build: a run named by --tokenizer may name its mechanism by import path, module:Class, which runs that module"""
+    ignore: Ignore = ()
     json: bool = False
     """machine output on stdout"""
 
@@ -86,6 +88,7 @@ def _build(options: Options) -> int:
         raise ConfigError("tokens build needs --out with the folder of the store")
     if options.vocab_size is not None and options.tokenizer != "bpe":
         raise ConfigError(f"--vocab-size is for --tokenizer bpe, not for {options.tokenizer}; leave it out")
+    will_write(options.out, folder=True)
     given = options.tokenizer if options.tokenizer in ("bytes", "bpe") else _reader(options)
     with leaving(lambda: f"the same command goes on where it stopped, with what is in {options.out}"):
         store: TokenStore = build(
@@ -119,7 +122,7 @@ def _reader(options: Options) -> "Reader":
     if is_store(options.tokenizer):
         return TokenStore.open(path).tokenizer
     if pretrained.recognised(options.tokenizer):
-        return datastores.decoder(options.tokenizer, trust=options.trust).reader
+        return datastores.decoder(options.tokenizer, trust=options.trust, ignore=options.ignore).reader
     if (path / "config.toml").is_file():
         return load_tokenizer(path / TOKENIZER)
     if not path.is_file():
@@ -154,6 +157,9 @@ def _shown(store: "object", options: Options) -> int:
 
     assert isinstance(store, TokenStore)
     amounts = {split: store.amount(split) for split in SPLITS}
+    for split in (split for split in SPLITS if not amounts[split].documents):
+        said = f"the {split} split is empty, and training needs it: build of more documents, or with another --holdout"
+        console(machine=True).print(said, markup=False)
     facts = {
         "store": str(store.folder),
         "shards": len(store.facts.shards),

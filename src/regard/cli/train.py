@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from regard.cli import _run_options
 from regard.cli._interrupted import leaving
-from regard.cli._output import console, emit
+from regard.cli._output import console, emit, will_write
 from regard.cli._run_options import CONVERTED, Options, run_config
 from regard.errors import ConfigError, DataError, ResourceError, UnsupportedError
 from regard.models.block_config import GATED
@@ -55,6 +55,7 @@ def run(options: Options) -> int:
         else:
             with settings_of(options.config):
                 config, start = run_config(options), None
+                will_write(options.out, folder=True)
                 if options.start is not None:
                     config, start = started(options)
                 require_memory(config, options.config, ranks.count)
@@ -122,7 +123,7 @@ def started(options: Options) -> tuple[RunConfig, "Start"]:
     chosen_device(options.training.device)  # before the weights are read
     given = {name: getattr(options.model, name) for name in options.shaped}
     conversion = {name: given.pop(name) for name in CONVERTED if name in given}
-    start = starting.start(options.start, **conversion, trust=options.trust)
+    start = starting.start(options.start, **conversion, trust=options.trust, ignore=options.ignore)
     start.require_task(options.task)
     return start.configured(RunConfig(replace(start.shape, **given), options.task, options.training)), start
 

@@ -17,7 +17,6 @@ from regard.errors import ConfigError, UnsupportedError
 from regard.head_parts import cut_at, head_part, piece
 from regard.layer import AttentionLayer, Projections
 from regard.models.parts import Mlp
-from regard.moved import current_names
 from regard.options import registered_name
 from regard.training import checkpoint
 from regard.training.checkpoint import Checkpoint, Progress
@@ -236,11 +235,8 @@ class SharedHeads(InSets):
         return self.cuts.get(name.rpartition("/")[0] or name)
 
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, saved: Checkpoint) -> None:
-        keys = {key: key.rpartition("/")[0] or key for key in (*saved.model, *saved.optimizer)}
-        names = current_names(model, set(keys.values()))
-
         def own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:  # the fused optimizer overlooks strides
-            cuts = {key: self.cuts.get(names[keys[key]]) if x.ndim else None for key, x in tensors.items()}
+            cuts = {key: self._cut_of(key) if x.ndim else None for key, x in tensors.items()}
             return {key: self._piece(x, cuts[key]) for key, x in tensors.items()}
 
         super().restore(model, optimizer, replace(saved, model=own(saved.model), optimizer=own(saved.optimizer)))

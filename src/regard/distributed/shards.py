@@ -23,7 +23,6 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from regard.checksums import Entry
 from regard.distributed.several import Several
 from regard.errors import CheckpointError, ResourceError
-from regard.moved import current_names
 from regard.training import checkpoint
 from regard.training.checkpoint import Checkpoint, Progress
 from regard.training.files import NewFolder, listed, load_folder, new_folder, require_file, save_file, writing
@@ -172,10 +171,9 @@ def restore(ranks: Several, model: nn.Module, optimizer: torch.optim.Optimizer, 
 def _likes(model: nn.Module, saved: dict[str, Tensor]) -> dict[str, Tensor]:
     """Room for saved tensors, shared as the weights that they belong to; as they are where these have another shape."""
     ours = checkpoint.own_tensors(model)
-    names = current_names(model, {key.rpartition("/")[0] or key for key in saved})
     rooms = {}
     for key, x in saved.items():
-        like = ours.get(names[key.rpartition("/")[0] or key])
+        like = ours.get(key.rpartition("/")[0] or key)
         if not x.ndim:
             rooms[key] = torch.zeros((), dtype=x.dtype)
         elif like is None or like.shape != x.shape:

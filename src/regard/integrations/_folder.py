@@ -5,6 +5,7 @@ import re
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import safetensors
 from safetensors import SafetensorError
@@ -16,14 +17,15 @@ from regard.integrations.weights import Stored, listed
 from regard.reading import plain, reading
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
-TOKENIZER_SETTINGS = "tokenizer_config.json"
+TOKENIZER_SETTINGS, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
+CHAT_TEMPLATE = "chat_template.jinja"
 REPLACED = "regard_attention"
 """setting of a model that was saved after `replace_attention`: the name of each place -> what it was built from"""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def inside(folder: Path, names: list[str]) -> list[Path]:
-    """The files of these names in a folder.
+    """The files of these names in a folder; in a snapshot of a Hugging Face cache, links to the blobs beside it too.
 
     Raises:
         UnsafeFileError: names with a path in them, links that lead out of the folder, and what is no plain file; all
@@ -31,6 +33,7 @@ def inside(folder: Path, names: list[str]) -> list[Path]:
         CheckpointError: files that are missing.
     """
     root = folder.resolve()
+    homes = {root, *(path.parent / "blobs" for path in root.parents if path.name == "snapshots")}
     unsafe: list[str] = []
     missing: list[str] = []
     for name in names:
@@ -39,7 +42,7 @@ def inside(folder: Path, names: list[str]) -> list[Path]:
             unsafe.append(f"{name!r} is no plain file name")
         elif not path.exists():
             missing.append(name)
-        elif path.resolve().parent != root:
+        elif path.resolve().parent not in homes:
             unsafe.append(f"{name} is a link to {path.resolve()}")
         elif not stat.S_ISREG(path.stat().st_mode):
             unsafe.append(f"{name} is no regular file")
@@ -64,8 +67,8 @@ def read_text(folder: Path, name: str) -> str:
         raise CheckpointError(f"cannot read {path}: {error}") from error
 
 
-def read_json(folder: Path, name: str) -> dict[str, object]:
-    """An object in a JSON file of a folder.
+def read_json(folder: Path, name: str, kind: type = dict) -> Any:
+    """An object in a JSON file of a folder, or another kind of value.
 
     Raises:
         CheckpointError: missing, damaged or another kind of value. UnsafeFileError: as `inside`.
@@ -74,9 +77,23 @@ def read_json(folder: Path, name: str) -> dict[str, object]:
         values = json.loads(read_text(folder, name))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot read {folder / name}: {error}") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{folder / name} holds {type(values).__name__}, not an object of settings")
+    if not isinstance(values, kind):
+        raise CheckpointError(f"{folder / name} holds {type(values).__name__}, not a {kind.__name__} of settings")
     return values
+
+
+def tokenizer_settings(folder: Path) -> dict[str, object]:
+    """The settings of a folder's tokenizer, special tokens as text, from the files that transformers reads them from.
+
+    Raises:
+        CheckpointError, UnsafeFileError: as `read_json`.
+    """
+    values = read_json(folder, TOKENIZER_SETTINGS) if (folder / TOKENIZER_SETTINGS).exists() else {}
+    if "added_tokens_decoder" not in values and (folder / SPECIAL_TOKENS).exists():
+        values |= read_json(folder, SPECIAL_TOKENS)
+    if (folder / CHAT_TEMPLATE).exists():
+        values["chat_template"] = read_text(folder, CHAT_TEMPLATE)
+    return {name: value.get("content", value) if isinstance(value, dict) else value for name, value in values.items()}
 
 
 def published(folder: Path) -> dict[str, object]:
@@ -139,7 +156,10 @@ def tensors_of(path: Path) -> dict[str, Stored]:
         with plain(path), plain(path):  # safetensors opens it twice, and calls it missing where it cannot
             pass
         file = safetensors.safe_open(path, framework="pt")
-        return {name: Stored(tuple(file.get_slice(name).get_shape()), _reader(file, name)) for name in file.keys()}  # noqa: SIM118
+        found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        return {
+            name: Stored(tuple(one.get_shape()), _reader(file, name), one.get_dtype()) for name, one in found.items()
+        }
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} is truncated or damaged: {error}; fetch it again") from error
 
@@ -171,8 +191,8 @@ def under_one_name(stored: Mapping[str, Stored], architecture: Architecture) -> 
 def renamed(stored: Mapping[str, Stored], architecture: Architecture, form: Form, config: Config) -> dict[str, Stored]:
     """The tensors of a network of the architecture, as its weights name them.
 
-    Bare networks leave a prefix out, some files call tensors otherwise, and some repeat weights or keep what follows
-    from the configuration.
+    Bare networks leave a prefix out, some files call tensors otherwise, and some repeat weights, have only the copy, or
+    keep what follows from the configuration.
 
     Raises:
         CheckpointError: copies that differ from their originals, or a tensor under two names; all are listed.
@@ -183,6 +203,9 @@ def renamed(stored: Mapping[str, Stored], architecture: Architecture, form: Form
         tensors = {name if name in copies else prefix + name: tensor for name, tensor in tensors.items()}
     tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(form.ignored)}
     wanted = {weight.theirs for weight in form.weights(config)}
+    for copy, original in copies.items():
+        if copy in tensors and copy not in wanted and original not in tensors:
+            tensors[original] = tensors.pop(copy)
     repeated = {
         copy: copies[copy] for copy in copies if copy in tensors and copy not in wanted and copies[copy] in tensors
     }

@@ -15,7 +15,11 @@ from regard.core import Attention
 from regard.errors import ConfigError, ShapeError, UnsupportedError
 from regard.functional import weights as weights_without_gradients
 from regard.info import Heads
-from regard.integrations._masks import future_hidden, is_mask, is_triangle, triangle
+from regard.integrations._masks import as_infinite, future_hidden, is_mask, is_triangle, require_first_keys, triangle
+
+
+def keep_forward(module: nn.Module, arguments: tuple[object, ...]) -> None:
+    """A hook that does nothing: torch's encoder layers pass by the forward of a module without any."""
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -89,6 +93,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
+        self.register_forward_pre_hook(keep_forward)
         self.spec, self.causal, self.losses = spec, causal, {}
         self.heads = Heads(
             count=num_heads,
@@ -113,12 +118,6 @@ class MultiheadAttention(nn.MultiheadAttention):
     @property
     def _extra(self) -> int:
         return int(self.bias_k is not None) + int(self.add_zero_attn)
-
-    def _reset_parameters(self) -> None:
-        self._qkv_same_embed_dim = self.in_proj_weight is not None
-        super()._reset_parameters()
-        # torch's encoder layers ask for this before they read in_proj_weight themselves and pass our forward by.
-        self._qkv_same_embed_dim = False
 
     def forward(
         self,
@@ -170,8 +169,11 @@ class MultiheadAttention(nn.MultiheadAttention):
                 f"{tuple(key.shape)}, {tuple(value.shape)} as (batch, length, dim)"
             )
         self._check_masks(key_padding_mask, attn_mask, batch, queries, keys)
+        key_padding_mask, attn_mask = as_infinite(key_padding_mask), as_infinite(attn_mask)
         form, attn_mask = self._form(attn_mask, queries, keys, is_causal)
         key_mask, table = self._masks(key_padding_mask, attn_mask, queries, query.dtype)
+        if table is not None:
+            require_first_keys(form, table)
         q, k, v = self._project(query, key, value)
         if form.info.shares_query_key:
             if not shares:

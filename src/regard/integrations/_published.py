@@ -1,14 +1,15 @@
 """A published network, loaded: what it does with text."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, InputError, UnsupportedError, kind_of
-from regard.integrations import _embedding, _folder
+from regard.integrations import _embedding, _folder, _sentence
 from regard.integrations._tokenizer import PretrainedTokenizer
 from regard.integrations.architectures import Config
 from regard.integrations.chat import ChatTemplate
@@ -24,6 +25,8 @@ class PublishedModel:
     tokenizer: None if the folder has none. config: its shape. stop_tokens: ids that end a text. architecture: as its
     publisher calls it. chat_template: how a conversation is written for it (`regard.integrations.chat`), if it has one.
     classes: names of those that its head tells apart, in the order of its logits; none if it has no such head or names.
+    sentence: how it makes a vector of a text, in the files of sentence-transformers, by their names.
+    tokenizer_settings, generation: of tokenizer_config.json and generation_config.json, which `export` writes again.
     """
 
     model: nn.Module
@@ -34,6 +37,9 @@ class PublishedModel:
     path: Path
     chat_template: ChatTemplate | None = None
     classes: tuple[str, ...] = ()
+    sentence: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer_settings: Mapping[str, object] = field(default_factory=dict)
+    generation: Mapping[str, object] = field(default_factory=dict)
 
     def generate(
         self,
@@ -79,22 +85,47 @@ class PublishedModel:
         (hypotheses,) = beam_search(self.model, [ids], max_new_tokens=max_new_tokens, beams=beams, alpha=alpha)
         return self.reader.decode(hypotheses[0].tokens.tolist())
 
-    def embed(self, texts: Sequence[str], *, batch_size: int = 32, unit: bool = True) -> Float[Tensor, "texts dim"]:
-        """One vector for each text: the mean of the encoder's hidden states over its tokens, padding ignored.
+    def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        batch_size: int = 32,
+        unit: bool | None = None,
+        pooling: str | Sequence[str] | None = None,
+        prompt: str | None = None,
+        truncate: bool = False,
+        progress: Callable[[int], None] = lambda count: None,
+    ) -> Float[Tensor, "texts dim"]:
+        """One vector for each text: the encoder's hidden states, pooled over its tokens.
+
+        A folder of sentence-transformers says how. For any other, a vector is the mean of the hidden states divided by
+        its length, so that inner products are cosines.
 
         Args:
             texts: in any number.
             batch_size: texts at a time; those of like length share a batch.
-            unit: divide each vector by its length, so that inner products are cosines, as all-MiniLM does.
+            unit: divide each vector by its length; None: as the folder says.
+            pooling: cls, max, mean, mean_sqrt_len_tokens, weightedmean or lasttoken, or several, whose vectors are
+                joined; None: as the folder says.
+            prompt: name of one of the folder's, put in front of every text; empty: none; None: its default one.
+            truncate: cut texts that are too long, as sentence-transformers does, instead of refusing them.
+            progress: told how many vectors there are.
 
         Raises:
-            ConfigError: there is no tokenizer. UnsupportedError: the network has no encoder of its own.
-            LimitError: a text of more tokens than the network has positions.
+            ConfigError: there is no tokenizer, or no such pooling or prompt.
+            UnsupportedError: the network has no encoder of its own, or the folder names other modules.
+            CheckpointError: settings of the folder that are not understood.
+            LimitError: a text of more tokens than the network has positions, or than the folder says.
         """
         encoder = getattr(self.model, "encoder", self.model)
         if not isinstance(encoder, Encoder):
             raise UnsupportedError(f"{self.path} is a {self.architecture}, which has no encoder")
-        return _embedding.embed(encoder, self.reader, texts, batch_size=batch_size, unit=unit)
+        recipe = _sentence.recipe(
+            self.sentence, encoder.config.dim, self.path, unit=unit, pooling=pooling, prompt=prompt
+        )
+        return _embedding.embed(
+            encoder, self.reader, texts, recipe, batch_size=batch_size, truncate=truncate, progress=progress
+        )
 
     @property
     def decoder(self) -> LanguageModel:
@@ -104,7 +135,12 @@ class PublishedModel:
             UnsupportedError: it is not.
         """
         if not isinstance(self.model, LanguageModel):
-            raise UnsupportedError(f"{self.path} is a {self.architecture}, which does not continue texts")
+            answers = isinstance(self.model, EncoderDecoder)
+            instead = "`answer` in Python answers one" if answers else "regard embed makes vectors of them"
+            raise UnsupportedError(
+                f"{self.path} is a {self.architecture}, which does not continue texts; {instead}, and regard explore "
+                "shows its attention"
+            )
         return self.model
 
     @property

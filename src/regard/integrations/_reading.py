@@ -1,23 +1,25 @@
 """Published networks from the files that they come in."""
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from regard.errors import CheckpointError, ConfigError, UnsupportedError
-from regard.integrations import _folder, architectures, chat
+from regard.integrations import _folder, _sentence, architectures, chat
 from regard.integrations._gguf import read_gguf
 from regard.integrations._published import PublishedModel
-from regard.integrations._tokenizer import tokenizer_from_gguf, tokenizer_from_json
+from regard.integrations._tokenizer import gguf_ends, tokenizer_from_gguf, tokenizer_from_json
 from regard.integrations.architectures import Architecture, Config, Form
 from regard.integrations.weights import Settings, fill, listed, noted, undrawn
 from regard.models import Classifier
 from regard.training.bounded import no_larger
 
 
-def from_gguf(path: Path) -> PublishedModel:
+def from_gguf(path: Path, ignore: Sequence[str]) -> PublishedModel:
     """The network in a GGUF file; errors as `regard.integrations.pretrained.load`."""
     metadata, tensors = read_gguf(path)
     name = metadata.get("general.architecture")
@@ -25,12 +27,15 @@ def from_gguf(path: Path) -> PublishedModel:
     if not isinstance(name, str) or name not in kept:
         raise UnsupportedError(f"{path} holds the architecture {name!r}; from GGUF regard loads {', '.join(kept)}")
     architecture, gguf = kept[name]
-    prefixed = {setting: metadata.get(f"{name}.{key}") for setting, key in gguf.keys.items()}
+    named = {f"{name}.{key}": setting for setting, key in gguf.keys.items()}
     tokens = metadata.get("tokenizer.ggml.tokens")
-    values = {setting: value for setting, value in prefixed.items() if value is not None}
-    values["vocab_size"] = metadata.get(f"{name}.vocab_size", len(tokens) if isinstance(tokens, list) else None)
+    values: dict[str, object] = {"vocab_size": len(tokens) if isinstance(tokens, list) else None}
+    values |= {
+        named.get(key, key.removeprefix(f"{name}.")): x for key, x in metadata.items() if key.startswith(f"{name}.")
+    }
     values["tie_word_embeddings"] = "output.weight" not in tensors
-    settings = Settings(values, str(path), tensors)
+    settings = Settings(values, str(path), tensors, ignore)
+    gguf.check(settings)
     config = _configured(architecture, settings)
     problems: list[str] = []
     tokenizer, stops, template = None, (), None
@@ -39,13 +44,14 @@ def from_gguf(path: Path) -> PublishedModel:
     with noted(problems):
         template = chat.from_gguf(metadata, path)
     with noted(problems):
-        stops = stop_tokens(metadata.get("tokenizer.ggml.eos_token_id"), config.vocab_size)
+        stops = stop_tokens(gguf_ends(metadata), config.vocab_size)
     model = _built(architecture.forms[0], config, settings)
     fill(model, gguf.weights(config), tensors, str(path), problems)
-    return PublishedModel(model.eval(), tokenizer, config, stops, name, path, template)
+    tokens = chat.special_tokens(metadata)
+    return PublishedModel(model.eval(), tokenizer, config, stops, name, path, template, tokenizer_settings=tokens)
 
 
-def from_folder(folder: Path) -> PublishedModel:
+def from_folder(folder: Path, ignore: Sequence[str]) -> PublishedModel:
     """The network in a Hugging Face folder; errors as `regard.integrations.pretrained.load`."""
     values = _folder.published(folder)
     beside = _folder.read_json(folder, _folder.GENERATION) if (folder / _folder.GENERATION).exists() else {}
@@ -54,7 +60,7 @@ def from_folder(folder: Path) -> PublishedModel:
     where = str(folder / _folder.CONFIG)
     architecture = architectures.by_name(values.get("model_type"), where)
     stored = _folder.read_tensors(folder)
-    settings = Settings(values, where, stored)
+    settings = Settings(values, where, stored, ignore)
     form = architecture.form(settings)
     config = _configured(architecture, settings)
     problems: list[str] = []
@@ -66,6 +72,9 @@ def from_folder(folder: Path) -> PublishedModel:
             tokenizer = tokenizer_from_json(
                 _folder.read_text(folder, _folder.TOKENIZER), config.vocab_size, str(folder / _folder.TOKENIZER)
             )
+    sentence: dict[str, Any] = {}
+    with noted(problems):
+        sentence = _sentence.files(folder)
     with noted(problems):
         stops = stop_tokens(beside.get("eos_token_id", values.get("eos_token_id")), config.vocab_size)
     with noted(problems):
@@ -74,7 +83,11 @@ def from_folder(folder: Path) -> PublishedModel:
     with noted(problems):
         classes = _classes(settings.values.get("id2label")) if isinstance(model, Classifier) else ()
     fill(model, form.weights(config), stored, str(folder), problems, form.derived)
-    return PublishedModel(model.eval(), tokenizer, config, stops, architecture.name, folder, template, classes)
+    name, described = architecture.name, _folder.tokenizer_settings(folder)
+    ids = {setting: at for setting, at in values.items() if setting.endswith("_token_id") and at is not None}
+    return PublishedModel(
+        model.eval(), tokenizer, config, stops, name, folder, template, classes, sentence, described, beside or ids
+    )
 
 
 def _classes(labels: object) -> tuple[str, ...]:
@@ -114,14 +127,16 @@ def _built(form: Form, config: Config, settings: Settings) -> nn.Module:
 
 
 def stop_tokens(value: object, vocab_size: int) -> tuple[int, ...]:
-    """The ids that end a text: a list, one, or None.
+    """The ids that end a text: a list, one, or None. Warns of ids that the network has no row for, and leaves them out.
 
     Raises:
-        CheckpointError: some are no tokens; all of them are listed.
+        CheckpointError: some are no integers; all of them are listed.
     """
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    right = tuple(at for at in ids if type(at) is int and 0 <= at < vocab_size)
-    if len(right) < len(ids):
-        wrong = listed(f"{at!r} is no token id" for at in ids if at not in right)
-        raise CheckpointError(f"eos_token_id names tokens outside 0 to {vocab_size - 1}:{wrong}")
-    return right
+    given = value if isinstance(value, list) else [] if value is None else [value]
+    ids = [at for at in given if type(at) is int]
+    if len(ids) < len(given):
+        wrong = listed(f"{at!r} is no token id" for at in given if type(at) is not int)
+        raise CheckpointError(f"eos_token_id must be integers:{wrong}")
+    if beyond := [at for at in ids if not 0 <= at < vocab_size]:
+        warnings.warn(f"eos_token_id {beyond} is outside 0 to {vocab_size - 1}: it never ends a text", stacklevel=2)
+    return tuple(dict.fromkeys(at for at in ids if at not in beyond))

@@ -4,28 +4,20 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from regard.errors import CheckpointError, ConfigError
 from regard.integrations import _folder
+from regard.integrations._replacement import Request
 from regard.integrations.architectures import Architecture
 from regard.integrations.weights import Stored
 from regard.training.bounded import no_larger
 
 
-class Built(NamedTuple):
-    """What a place was built from."""
-
-    spec: str
-    max_length: int | None
-    dropout: float
-    seed: int
-
-
-def settings(folder: Path) -> dict[str, Built]:
+def settings(folder: Path) -> dict[str, Request]:
     """What each place of the model was built from, by its name.
 
     Raises:
@@ -37,7 +29,7 @@ def settings(folder: Path) -> dict[str, Built]:
         raise ConfigError(f"{folder} was not written after replace_attention; load it with from_pretrained")
     try:
         return {
-            name: Built(str(one["spec"]), one["max_length"], float(one["dropout"]), int(one["seed"]))
+            name: Request(str(one["spec"]), one["max_length"], float(one["dropout"]), int(one["seed"]))
             for name, one in saved.items()
         }
     except (KeyError, TypeError, ValueError) as error:
@@ -84,7 +76,7 @@ def fill(model: nn.Module, stored: Mapping[str, Stored], folder: Path, mark: str
         architecture: the model's; transformers may write other names than those of its modules.
 
     Raises:
-        CheckpointError: one is missing, of another shape, there twice, or belongs to no place.
+        CheckpointError: one is missing, of another shape or type, there twice, or belongs to no place.
     """
     placed = {name: Stored(tuple(x.shape), lambda x=x: x) for name, x in model.state_dict().items() if mark in name}
     own = _folder.under_one_name(placed, architecture)
@@ -95,4 +87,6 @@ def fill(model: nn.Module, stored: Mapping[str, Stored], folder: Path, mark: str
     for name, weight in own.items():
         if name not in stored or stored[name].shape != weight.shape:
             raise CheckpointError(f"{folder} has no {name} of shape {weight.shape}")
+        if stored[name].kind.startswith(("F", "BF")) != weight.read().is_floating_point():
+            raise CheckpointError(f"{folder} has {name} as {stored[name].kind}, and the mechanism as another type")
         weight.read().copy_(stored[name].read())

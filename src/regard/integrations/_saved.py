@@ -16,7 +16,7 @@ from regard import consent, specs
 from regard.checksums import MANIFEST, Entry, entries
 from regard.core import Attention
 from regard.errors import CheckpointError, UnsupportedError
-from regard.integrations import _folder
+from regard.integrations import _folder, _sentence
 from regard.integrations._published import PublishedModel
 from regard.integrations._reading import of_file, stop_tokens
 from regard.integrations._shape import Shape
@@ -24,7 +24,6 @@ from regard.integrations._tokenizer import tokenizer_from_json
 from regard.integrations._writing import as_json, tokenizer_file
 from regard.integrations.chat import ChatTemplate
 from regard.integrations.weights import Settings, Weight, fill, listed, undrawn
-from regard.moved import current_names
 from regard.owner import Owner
 from regard.reading import content
 from regard.training.bounded import no_larger
@@ -74,7 +73,10 @@ def files(loaded: PublishedModel) -> dict[str, bytes]:
         "architecture": loaded.architecture,
         "stop_tokens": list(loaded.stop_tokens),
         "classes": list(loaded.classes),
+        "sentence": dict(loaded.sentence),
         "tokenizer": loaded.tokenizer is not None,
+        "tokenizer_settings": loaded.tokenizer_settings,
+        "generation": loaded.generation,
         "chat_template": None if template is None else {"source": template.source, "tokens": dict(template.tokens)},
     }
     found = {
@@ -109,6 +111,14 @@ def read(folder: Path, *, trust: bool) -> PublishedModel:
     classes = document.get("classes")
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise CheckpointError(f"{where} is damaged: classes must be names, got {classes!r:.200}")
+    sentence = document.get("sentence", {})
+    if not isinstance(sentence, dict) or not all(
+        isinstance(each, list if name == _sentence.MODULES else dict) for name, each in sentence.items()
+    ):
+        raise CheckpointError(f"{where} is damaged: sentence must be settings by file, got {sentence!r:.200}")
+    described = {name: document.get(name, {}) for name in ("tokenizer_settings", "generation")}
+    if not all(isinstance(values, dict) for values in described.values()):
+        raise CheckpointError(f"{where} is damaged: {', '.join(described)} must be settings, got {described!r:.200}")
     stops = stop_tokens(document.get("stop_tokens"), shape.config.vocab_size)
     tokenizer = None
     if tokens is not None:
@@ -119,10 +129,12 @@ def read(folder: Path, *, trust: bool) -> PublishedModel:
         raise CheckpointError(larger)  # each block has weights of its own
     with of_file(where), undrawn(), no_larger(Settings({}, where, stored).held(), larger):
         model = shape.built().to(dtype)
-    now = {name: stored[written] for written, name in current_names(model, stored).items()}
-    fill(model, [Weight(name, name) for name in model.state_dict()], now, str(folder))
+    fill(model, [Weight(name, name) for name in model.state_dict()], stored, str(folder))
     architecture = str(document.get("architecture"))
-    return PublishedModel(model.eval(), tokenizer, shape.config, stops, architecture, folder, template, tuple(classes))
+    names = tuple(classes)
+    return PublishedModel(
+        model.eval(), tokenizer, shape.config, stops, architecture, folder, template, names, sentence, **described
+    )
 
 
 def _verified(folder: Path) -> tuple[dict[str, Any], str | None]:

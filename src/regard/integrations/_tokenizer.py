@@ -7,11 +7,20 @@ from tokenizers import Tokenizer as Model
 
 from regard.errors import CheckpointError, UnsupportedError
 from regard.integrations.weights import listed
-from regard.tasks.pretrained_tokenizer import PretrainedTokenizer
+from regard.tasks.pretrained_tokenizer import PretrainedTokenizer, model_of
 
 _CONTROL, _USER_DEFINED = 3, 4
 """Kinds of tokens in GGUF that are found in text before it is split into words."""
 
+_ENDS = (
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"),
+    *("</s>", "<eos>", "[EOS]", "[EOT]", "<EOT>", "_<EOT>", "<end_of_utterance>"),
+)
+"""Tokens that llama.cpp takes for the end of a text, or of a turn, by their names."""
+
+_LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral")
+"""Ways to split words that are one in llama.cpp: a word that is a token is that token, whatever the merges say, and a
+text begins with the first token unless the file says otherwise."""
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
     r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -22,13 +31,9 @@ def tokenizer_from_json(text: str, vocab_size: int, where: str) -> PretrainedTok
     """The tokenizer that a `tokenizer.json` describes, which errors call `where`.
 
     Raises:
-        CheckpointError: text that is none, or ids that the network does not have.
+        CheckpointError: text that is none.
     """
-    try:
-        model = Model.from_str(text)
-    except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"{where} is none that the tokenizers library reads: {error}") from error
-    return PretrainedTokenizer(model, vocab_size)
+    return PretrainedTokenizer(model_of(text, where), vocab_size)
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, object], vocab_size: int, where: str) -> PretrainedTokenizer:
@@ -36,7 +41,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], vocab_size: int, where: 
 
     Raises:
         UnsupportedError: another kind of tokenizer, or another way to split words.
-        CheckpointError: metadata that is missing, does not fit together, or has ids that the network does not have.
+        CheckpointError: metadata that is missing, or does not fit together.
     """
     kind, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
     if kind != "gpt2":
@@ -51,6 +56,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], vocab_size: int, where: 
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ],
     }
+    if llama3 := split in _LLAMA3_NAMES:
+        split = "llama-bpe"
     if split not in before:
         raise UnsupportedError(f"the tokenizer of {where} splits words as {split!r}; regard has {', '.join(before)}")
     tokens, kinds, merges = (metadata.get(f"tokenizer.ggml.{name}", []) for name in ("tokens", "token_type", "merges"))
@@ -66,27 +73,35 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], vocab_size: int, where: 
         for at, pair in enumerate(pairs)
         if len(pair) != 2 or not {*pair, "".join(pair)} <= vocabulary.keys()
     ]
-    names: dict[str, str] = {}
-    for mark in ("bos", "eos"):
-        at = metadata.get(f"tokenizer.ggml.{mark}_token_id")
-        if isinstance(at, int) and 0 <= at < len(tokens):
-            names[mark] = tokens[at]
-        elif at is not None or metadata.get(f"tokenizer.ggml.add_{mark}_token"):
-            problems.append(f"{mark}_token_id is {at!r}, which is none of the {len(tokens)} tokens")
+    added: dict[str, str] = {}
+    for mark, default in (("bos", llama3), ("eos", False)):
+        if metadata.get(f"tokenizer.ggml.add_{mark}_token", default):
+            at = metadata.get(f"tokenizer.ggml.{mark}_token_id")
+            if isinstance(at, int) and 0 <= at < len(tokens):
+                added[mark] = tokens[at]
+            else:
+                problems.append(f"{mark}_token_id is {at!r}, which is none of the {len(tokens)} tokens")
     if problems:
         raise CheckpointError(f"the tokenizer's metadata is damaged:{listed(problems)}")
-    model = Model(models.BPE(vocab=vocabulary, merges=pairs))  # type: ignore[arg-type]
+    model = Model(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=llama3))  # type: ignore[arg-type]
     model.pre_tokenizer = pre_tokenizers.Sequence(before[split])  # type: ignore[assignment]
     model.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     for token, token_kind in zip(tokens, kinds, strict=True):
-        if token_kind == _CONTROL:
+        if token_kind == _CONTROL or token in _ENDS:
             model.add_special_tokens([AddedToken(token, special=True, normalized=False)])
         elif token_kind == _USER_DEFINED:
             model.add_tokens([AddedToken(token, normalized=False)])
-    added = {mark: names[mark] for mark in names if metadata.get(f"tokenizer.ggml.add_{mark}_token") is True}
     if added:
         single = [f"{added['bos']}:0"] if "bos" in added else []
         single += ["$A:0", *([f"{added['eos']}:0"] if "eos" in added else [])]
         marks = [(token, vocabulary[token]) for token in added.values()]
         model.post_processor = processors.TemplateProcessing(single=single, special_tokens=marks)  # type: ignore[assignment]
     return PretrainedTokenizer(model, vocab_size)
+
+
+def gguf_ends(metadata: Mapping[str, object]) -> list[object]:
+    """The ids that end a text or a turn: those of three keys, and of the tokens that llama.cpp knows by their names."""
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    keys = [metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")]
+    named = [at for at, token in enumerate(tokens) if token in _ENDS] if isinstance(tokens, list) else []
+    return [at for at in keys if at is not None] + named

@@ -9,6 +9,7 @@ from regard.errors import UnsupportedError
 from regard.integrations import architectures
 from regard.integrations._tokenizer import PretrainedTokenizer
 from regard.integrations.architectures import Architecture, Config, Form
+from regard.integrations.chat import ChatTemplate
 from regard.tasks.tokenizer import BpeTokenizer
 
 
@@ -39,11 +40,19 @@ def written(model: nn.Module) -> tuple[Architecture, Form, dict[str, object]]:
     raise UnsupportedError("\n".join(reasons))
 
 
-def as_json(values: Mapping[str, object]) -> bytes:
+def as_json(values: object) -> bytes:
     """Settings as a file."""
     return (json.dumps(values, indent=2) + "\n").encode()
 
 
 def tokenizer_file(tokenizer: PretrainedTokenizer | BpeTokenizer) -> bytes:
     """tokenizer.json, as the `tokenizers` library reads it."""
-    return json.dumps(json.loads(tokenizer.to_json())["model"]).encode()
+    return json.dumps(json.loads(tokenizer.to_json())["model"] | getattr(tokenizer, "limits", {})).encode()
+
+
+def tokenizer_settings(known: Mapping[str, object], template: ChatTemplate | None) -> bytes:
+    """tokenizer_config.json: the settings that are known, but those that name code of the publisher."""
+    values = {"tokenizer_class": "PreTrainedTokenizerFast", **known}
+    if values.pop("auto_map", None) is not None:
+        values["tokenizer_class"] = "PreTrainedTokenizerFast"
+    return as_json({**values, **template.tokens, "chat_template": template.source} if template else values)

@@ -1,16 +1,13 @@
 """Conversations with instruct models, in the form that their chat template gives them."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
 
-from regard.errors import CheckpointError, InputError, ResourceError, UnsafeFileError, UnsupportedError
-from regard.integrations import _chat_process, _folder
+from regard.confined import confined
+from regard.errors import CheckpointError, InputError, UnsafeFileError, UnsupportedError
+from regard.integrations import _folder
 from regard.models.conversation import Conversation
 from regard.models.generate import Piece
 from regard.types_of import typed
@@ -18,13 +15,8 @@ from regard.types_of import typed
 if TYPE_CHECKING:
     from regard.integrations.pretrained import PublishedModel
 
-_TEMPLATE, _SETTINGS = "chat_template.jinja", "tokenizer_config.json"
 _LONGEST_TEMPLATE, _LONGEST_TEXT = 1 << 17, 1 << 22
 """characters; those of published models have some thousand, and fill their context with some hundred thousand"""
-_SECONDS, _BYTES = 2, 1 << 30
-"""of processor time, and of memory, for a render, which takes milliseconds and some tens of MiB"""
-_WAIT = 60.0
-"""seconds that are waited for it, also on a machine that is busy with other things"""
 
 
 class Message(TypedDict):
@@ -63,37 +55,18 @@ class ChatTemplate:
             UnsafeFileError: one that reaches for more than the text, or is too long, too slow or too large.
             ResourceError: no process can be started.
         """
+        who = f"{self.where}: the chat template"
         if len(self.source) > _LONGEST_TEMPLATE:
-            raise UnsafeFileError(
-                f"{self.where}: the chat template has {len(self.source):,} characters, and {_LONGEST_TEMPLATE:,} are "
-                "the most"
-            )
+            length = len(self.source)
+            raise UnsafeFileError(f"{who} has {length:,} characters, and {_LONGEST_TEMPLATE:,} are the most")
         request = {"template": self.source, "messages": messages, "tokens": self.tokens, "longest": _LONGEST_TEXT}
-        # Isolated, it finds these two packages only where the interpreter itself would.
-        found = [find_spec(name) for name in ("jinja2", "markupsafe")]
-        folders = {str(Path(spec.origin).parents[1]) for spec in found if spec is not None and spec.origin is not None}
-        limits = [str(_SECONDS), str(_BYTES)]
-        command = [sys.executable, "-I", str(_chat_process.__file__), *limits, *sorted(folders)]
-        try:
-            done = subprocess.run(command, input=json.dumps(request).encode(), capture_output=True, timeout=_WAIT)
-        except subprocess.TimeoutExpired as error:
-            raise UnsafeFileError(f"{self.where}: the chat template did not end within {_WAIT:g} s") from error
-        except OSError as error:
-            raise ResourceError(f"cannot start a process for the chat template: {error.strerror}") from error
-        if done.returncode < 0 or b"MemoryError" in done.stderr:
-            raise UnsafeFileError(f"{self.where}: the chat template was stopped: it takes too much time or memory")
-        if done.returncode:
-            reason = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-            raise ResourceError(f"the process for the chat template failed: {reason}")
-        answer = json.loads(done.stdout)
+        answer = confined(request, who, "jinja2", "markupsafe")
         if "text" in answer:
             return answer["text"]
         kinds = {"refused": InputError, "template": CheckpointError}
         said = {"refused": "refuses this conversation", "template": "is none that Jinja reads"}
         kind = answer["kind"]
-        raise kinds.get(kind, UnsafeFileError)(
-            f"{self.where}: the chat template {said.get(kind, 'is not safe')}: {answer['error']}"
-        )
+        raise kinds.get(kind, UnsafeFileError)(f"{who} {said.get(kind, 'is not safe')}: {answer['error']}")
 
 
 def from_folder(folder: Path) -> ChatTemplate | None:
@@ -102,10 +75,9 @@ def from_folder(folder: Path) -> ChatTemplate | None:
     Raises:
         CheckpointError, UnsafeFileError: files that are damaged, or outside the folder.
     """
-    settings = _folder.read_json(folder, _SETTINGS) if (folder / _SETTINGS).exists() else {}
-    source, where = settings.get("chat_template"), folder / _SETTINGS
-    if (folder / _TEMPLATE).exists():
-        source, where = _folder.read_text(folder, _TEMPLATE), folder / _TEMPLATE
+    settings = _folder.tokenizer_settings(folder)
+    where = folder / _folder.CHAT_TEMPLATE
+    source, where = settings.get("chat_template"), where if where.exists() else folder / _folder.TOKENIZER_SETTINGS
     if isinstance(source, list):  # several, by name
         named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
         source = named.get("default")
@@ -113,11 +85,7 @@ def from_folder(folder: Path) -> ChatTemplate | None:
         return None
     if not isinstance(source, str):
         raise CheckpointError(f"{where}: chat_template must be text, got {type(source).__name__}")
-    tokens: dict[str, str] = {}
-    for name, value in settings.items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(text, str):
-            tokens[name] = text
+    tokens = {name: text for name, text in settings.items() if name.endswith("_token") and isinstance(text, str)}
     return ChatTemplate(source, tokens, str(where))
 
 
@@ -132,12 +100,17 @@ def from_gguf(metadata: Mapping[str, object], where: Path) -> ChatTemplate | Non
         return None
     if not isinstance(source, str):
         raise CheckpointError(f"{where}: tokenizer.chat_template must be text, got {type(source).__name__}")
+    return ChatTemplate(source, special_tokens(metadata), str(where))
+
+
+def special_tokens(metadata: Mapping[str, object]) -> dict[str, str]:
+    """The special tokens in the metadata of a GGUF file, under their names in transformers."""
     names, tokens = metadata.get("tokenizer.ggml.tokens"), {}
-    for mark in ("bos", "eos"):
-        at = metadata.get(f"tokenizer.ggml.{mark}_token_id")
+    for theirs, mark in (("bos", "bos"), ("eos", "eos"), ("unknown", "unk"), ("padding", "pad")):
+        at = metadata.get(f"tokenizer.ggml.{theirs}_token_id")
         if isinstance(names, list) and isinstance(at, int) and 0 <= at < len(names):
             tokens[f"{mark}_token"] = str(names[at])
-    return ChatTemplate(source, tokens, str(where))
+    return tokens
 
 
 class Chat:

@@ -1,6 +1,7 @@
 """Datastores beside a run: opened with the model that made them, a run of one's own or published weights."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,19 +27,20 @@ class Decoder(NamedTuple):
     length: int
 
 
-def decoder(path: str, *, device: str = "cpu", trust: bool = False) -> Decoder:
+def decoder(path: str, *, device: str = "cpu", trust: bool = False, ignore: Sequence[str] = ()) -> Decoder:
     """A decoder of text that a datastore can be made with.
 
     Args:
         path: directory of a run; or published weights, as `pretrained.load` takes them.
         device: auto, cpu, cuda or mps.
         trust: as `regard.load`.
+        ignore: as `pretrained.load`.
 
     Raises:
         ConfigError: a run on something else than text. Others: as `pretrained.load` and `regard.load`.
     """
     if pretrained.recognised(path):
-        published = pretrained.load(path, device=device, trust=trust)
+        published = pretrained.load(path, device=device, trust=trust, ignore=ignore)
         return Decoder(published.decoder, published.reader, min(1024, published.config.max_length))
     loaded = load(path, device=device, trust=trust)
     task = loaded.config.task

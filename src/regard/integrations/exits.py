@@ -25,6 +25,7 @@ from regard.tasks.config import TextConfig
 from regard.tasks.corpus import open_corpus
 from regard.training.exit_heads import require_leavable
 from regard.training.files import load_folder, save_folder
+from regard.writing import require_target
 
 HeadsKind = Literal["trained", "own", "light"]
 """of exits: those that a run was trained with; the model's own output layer behind every block; fitted light heads"""
@@ -95,21 +96,11 @@ def save(folder: Path, calibration: Mapping[str, Any], depth: Depth) -> None:
     Raises:
         ConfigError: it exists. ResourceError: it cannot be written; nothing of it is left.
     """
-    require_new(folder)
+    require_target(folder, folder=True, new=True)
     files = {DOCUMENT: (json.dumps(checksums.sealed(calibration), indent=1) + "\n").encode()}
     if isinstance(depth, LightExit):
         files[WEIGHTS] = safetensors.torch.save({name: x.contiguous() for name, x in depth.state_dict().items()})
     save_folder(folder, files)
-
-
-def require_new(folder: Path) -> None:
-    """Refuse a folder that exists.
-
-    Raises:
-        ConfigError: it does.
-    """
-    if folder.exists():
-        raise ConfigError(f"{folder} exists, and nothing is ever overwritten: remove it, or choose another with --out")
 
 
 def stored(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -24,18 +24,14 @@ from regard.core import Attention, generator
 from regard.errors import CheckpointError, ConfigError, UnsupportedError
 from regard.info import Heads
 from regard.integrations import _folder, _replaced, architectures
-from regard.integrations._masks import key_mask_and_table
+from regard.integrations._masks import STATIC_CACHE_REFUSED, key_mask_and_table
 from regard.integrations._multihead import effective_weights
-from regard.integrations._replacement import Replacement
+from regard.integrations._replacement import Replacement, Request
 from regard.integrations.architectures import AttentionModule
 
 NAME = "regard"
 LEFT = "regard_left"
 """attribute of every attention module of a model that was replaced; without it a module was loaded, not replaced"""
-STATIC_CACHE_REFUSED = (
-    "a cache with empty slots after the last position, or one that forgets, is not served: queries must be the last "
-    "positions; use the default dynamic cache"
-)
 
 
 class Place(nn.Module):
@@ -56,20 +52,10 @@ class Place(nn.Module):
         self.losses = {}
 
 
-def replacement(
-    module: nn.Module,
-    spec: str,
-    *,
-    causal: bool | None,
-    pattern: str,
-    dropout: float | None,
-    max_length: int | None,
-    seed: int,
-) -> Replacement:
+def replacement(module: nn.Module, request: Request) -> Replacement:
     """The mechanisms for the attention modules of every Hugging Face model in `module`.
 
-    Arguments as `regard.integrations.torch.replace_attention`. Positions that `pattern` leaves out keep their softmax,
-    computed by torch's `scaled_dot_product_attention`.
+    Positions that the pattern leaves out keep their softmax, computed by torch's `scaled_dot_product_attention`.
 
     Raises:
         UnsupportedError: a model of another type, or a place that the mechanism cannot serve.
@@ -85,16 +71,16 @@ def replacement(
             continue
         roots.append(f"{path}." if path else "")
         model = cast(Any, part)
-        parts = _parts(model, path, pattern)
-        if parts and (model.config.model_type not in served or not type(model)._can_set_attn_implementation()):
+        kind = model.config.model_type
+        parts = _parts(model, path, request.pattern, served=kind in served)
+        if parts and (kind not in served or not type(model)._can_set_attn_implementation()):
             raise UnsupportedError(
-                f"{path or type(model).__name__}: models of type {model.config.model_type} are not served; these are: "
-                f"{', '.join(served)}"
+                f"{f'{path}: ' if path else ''}{type(model).__name__} ({kind}) is a Hugging Face model of a type that "
+                f"is not served; these are: {', '.join(served)}"
             )
         for name, inner in parts:
-            kinds = served[model.config.model_type]
-            options = {"causal": causal, "dropout": dropout, "max_length": max_length}
-            place = _place(inner, name, spec, kinds, **options, seed=generator(seed, name).initial_seed())
+            own = request._replace(seed=generator(request.seed, name).initial_seed())
+            place = _place(inner, name, own, served[kind])
             replacements.append((model, name, inner, place))
 
     def carry_out() -> None:
@@ -168,36 +154,28 @@ def load_replaced(kind: Any, folder: str | Path, *, trust: bool = False) -> Any:
     for part in parts.values():
         setattr(part, LEFT, True)
     for name, built in saved.items():
-        options = {"causal": None, "dropout": built.dropout, "max_length": built.max_length, "seed": built.seed}
         with _replaced.within(stored, folder):
-            place = _place(parts[name], name, built.spec, architecture.modules, **options)
+            place = _place(parts[name], name, built, architecture.modules)
         setattr(parts[name], NAME, place.eval())
     _note(model)
     _replaced.fill(model, stored, folder, f".{NAME}.", architecture)
     return model
 
 
-def _parts(model: nn.Module, path: str, pattern: str) -> list[tuple[str, nn.Module]]:
-    """The attention modules of a model under a pattern, with their names in the whole."""
+def _parts(model: nn.Module, path: str, pattern: str, *, served: bool = True) -> list[tuple[str, nn.Module]]:
+    """The attention modules of a model under a pattern, with their full names; torch's own are not among them."""
     named = [(f"{path}.{name}" if path else name, part) for name, part in model.named_modules()]
     return [
         (name, part)
         for name, part in named
-        if fnmatch.fnmatchcase(name, pattern) and type(part).__name__.endswith("Attention") and hasattr(part, "scaling")
+        if fnmatch.fnmatchcase(name, pattern)
+        and type(part).__name__.endswith("Attention")
+        and (hasattr(part, "scaling") or not (served or isinstance(part, nn.MultiheadAttention)))
     ]
 
 
-def _place(
-    part: Any,
-    name: str,
-    spec: str,
-    kinds: Mapping[str, AttentionModule],
-    *,
-    causal: bool | None,
-    dropout: float | None,
-    max_length: int | None,
-    seed: int,
-) -> Place:
+def _place(part: Any, name: str, request: Request, kinds: Mapping[str, AttentionModule]) -> Place:
+    spec, max_length, dropout, seed, causal, _ = request
     kind = kinds.get(type(part).__name__)
     if kind is None:
         raise UnsupportedError(f"{name}: {type(part).__name__} is not served; these are: {', '.join(kinds)}")
@@ -293,7 +271,7 @@ def attend(
     dim = query.shape[-1]
     if scaling is not None and scaling != dim**-0.5:
         query = query * (scaling * dim**0.5)
-    key_mask, table = key_mask_and_table(attention_mask, query, key, causal=form.heads.causal)
+    key_mask, table = key_mask_and_table(attention_mask, form, query, key, further)
     if position_bias is not None and not place.cross:  # where T5 reads another sequence its bias is zeros
         added = position_bias.to(query.dtype)
         if table is not None and table.dtype == torch.bool:
@@ -338,7 +316,7 @@ def mask(
     if padding is not None and padding.shape[1] < kv_length:
         padding = nn.functional.pad(padding, (0, kv_length - padding.shape[1]))  # as transformers: what is not said
     if mask_function in (causal_mask_function, bidirectional_mask_function):
-        if padding is None or bool(padding.all()):
+        if padding is None or (not torch.compiler.is_compiling() and bool(padding.all())):
             return None
         return padding[:, None, None, :kv_length].to(torch.bool)
     return sdpa_mask(

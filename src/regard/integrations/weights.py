@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import torch
@@ -15,10 +16,11 @@ from regard.errors import CheckpointError, UnsupportedError, listed
 
 
 class Stored(NamedTuple):
-    """A tensor in a file: its shape, and how to read it."""
+    """A tensor in a file: its shape, how to read it, and the type of its numbers as safetensors names it."""
 
     shape: tuple[int, ...]
     read: Callable[[], Tensor]
+    kind: str = "F32"
 
 
 @dataclass(frozen=True)
@@ -98,20 +100,22 @@ def fill(
         derived: endings of the model's tensors that follow from the configuration, and stay as they are.
 
     Raises:
-        CheckpointError: missing tensors, tensors without use, wrong shapes; all of them are listed.
+        CheckpointError: missing tensors, tensors without use, wrong shapes or types; all of them are listed.
     """
     tensors = {name: x for name, x in model.state_dict().items() if not name.endswith(derived)}
     weights = list(weights)
     assert {weight.ours for weight in weights} == set(tensors), {weight.ours for weight in weights} ^ set(tensors)
     problems = list(problems)
-    wanted: dict[str, tuple[int, ...]] = {}
+    wanted: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
     for weight in weights:
-        wanted[weight.theirs] = weight.shape(tensors[weight.ours].shape)
-    for name, shape in wanted.items():
+        wanted[weight.theirs] = weight.shape(tensors[weight.ours].shape), tensors[weight.ours].dtype
+    for name, (shape, dtype) in wanted.items():
         if name not in stored:
             problems.append(f"{name} {shape} is missing")
         elif tuple(stored[name].shape) != shape:
             problems.append(f"{name} has shape {tuple(stored[name].shape)}, and the configuration says {shape}")
+        elif stored[name].kind.startswith(("F", "BF")) != dtype.is_floating_point:
+            problems.append(f"{name} is stored as {stored[name].kind}, and the network has {dtype}")
     problems += [f"{name} {tuple(stored[name].shape)} has no use here" for name in stored if name not in wanted]
     if problems:
         raise CheckpointError(f"{where} is not what its configuration says:{listed(problems)}")
@@ -185,24 +189,59 @@ def undrawn() -> Iterator[None]:
 
 _LARGEST = (1 << 31) - 1
 _FURTHEST = 10**18
+_HARMLESS = """
+architectures model_type transformers_version transformers.js_config tokenizer_class language license unsloth_*
+_name_or_path _commit_hash _attn_implementation* attn_implementation torch_dtype dtype torchscript use_bfloat16
+initializer_* init_std axial_norm_std *dropout* *_pdrop *_layerdrop gradient_checkpointing use_cache chunk_size_*
+return_dict output_attentions output_hidden_states output_past is_encoder_decoder *_token_id prefix save_step
+num_labels _num_labels id2label label2id problem_type finetuning_task task_specific_params sentence_transformers sbert_*
+max_length min_length num_beams length_penalty no_repeat_ngram_size early_stopping do_sample temperature top_k top_p
+repetition_penalty force_bos_token_to_be_generated
+summary_* pooler_* directionality encoder_stride onnx_export attention_mode ignore_attention_mask extra_pos_embeddings
+n_ctx max_sequence_length reorder_and_upcast_attn pretraining_tp is_llama_config
+axial_pos_* hash_seed num_hashes num_buckets lsh_num_chunks_* num_chunks_* sinusoidal_pos_embds
+"""
+"""Names and patterns of keys that change no result of a network here: where a file is from, training, labels and the
+defaults of generation; and, at the end, heads that none has, and what other keys and the shapes of tensors repeat."""
 
 
 class Settings:
     """A published configuration, read with every problem kept, so that all of them can be said at once.
 
+    A key that nothing reads is a problem too, because it may change the result, unless it is harmless or null.
+
     Args:
         values: by name.
         where: the file, for messages.
         tensors: those stored, which a network cannot be larger than.
+        ignore: keys to leave out.
     """
 
-    def __init__(self, values: Mapping[str, object], where: str, tensors: Mapping[str, Stored]) -> None:
-        self.values, self.where, self.tensors = values, where, tensors
+    def __init__(
+        self, values: Mapping[str, object], where: str, tensors: Mapping[str, Stored], ignore: Sequence[str] = ()
+    ) -> None:
+        self.values = {name: value for name, value in values.items() if name not in ignore}
+        self.where, self.tensors, self.ignore = where, tensors, ignore
         self.problems: list[str] = []
+        self._read: set[str] = set()
+
+    def get(self, name: str, default: object = None) -> object:
+        """The value of a key, whatever it is, which is read with that; the default if there is no such key."""
+        self._read.add(name)
+        return self.values.get(name, default)
+
+    def unread(self) -> list[str]:
+        """A problem for each key that was not read."""
+        return [
+            f"{name}={value!r:.80}: regard does not apply this key; if it changes nothing, load with --ignore {name}"
+            for name, value in self.values.items()
+            if name not in self._read and value not in (None, [], {})
+            if not any(fnmatchcase(name, pattern) for pattern in _HARMLESS.split())
+        ]
 
     def number(self, name: str, default: float | None = None) -> float:
         """A number; 1 stands in for one that is missing or wrong, until `check` raises."""
-        value = self.values.get(name)
+        value = self.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float):
             self.problems.append(f"{name} must be a number, got {value!r}" if value is not None else f"no {name}")
@@ -245,14 +284,14 @@ class Settings:
 
     def flag(self, name: str, default: bool) -> bool:
         """true or false."""
-        value = self.values.get(name)
+        value = self.get(name)
         if value is not None and not isinstance(value, bool):
             self.problems.append(f"{name} must be true or false, got {value!r}")
         return value if isinstance(value, bool) else default
 
     def choice(self, name: str, allowed: Sequence[object], default: object) -> object:
         """One of the values that our model has; others are problems."""
-        value = self.values.get(name, default)
+        value = self.get(name, default)
         if value not in allowed:
             self.problems.append(f"{name}={value!r}: regard's model has {', '.join(map(repr, allowed))}")
         return value
@@ -271,11 +310,12 @@ class Settings:
             self.problems.append(f"{part}={small} does not divide {whole}={large}")
 
     def check(self) -> None:
-        """Say every problem.
+        """Say every problem, once every key of use was read.
 
         Raises:
             CheckpointError: there are some.
         """
+        self.problems += self.unread()
         if self.problems:
             once = listed(dict.fromkeys(self.problems))
             raise CheckpointError(f"{self.where}: the configuration is not one that can be run:{once}")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.catalog import build
 from regard.core import Attention
-from regard.errors import ConfigError, ShapeError, UnsupportedError
+from regard.errors import ConfigError, ShapeError, UnsupportedError, divisors
 from regard.info import Heads
 from regard.layer.exchange import Exchange
 from regard.layer.memories import check_memory, led, unread, written
@@ -19,7 +19,6 @@ from regard.layer.positions import SLOTS_ONLY, check_position, placed, token_pos
 from regard.layer.projections import InputProjections, build_projections, check_hidden
 from regard.memory import Memory, MemoryState, build_memory
 from regard.memory.caches import Cache, build_cache
-from regard.moved import follow
 from regard.position import Position, build_position
 from regard.randomness import drawn_on_cpu
 from regard.state import State
@@ -46,7 +45,7 @@ class AttentionLayer(nn.Module):
         position: a scheme such as `rotary`, or a module to share between layers; None: no positions.
         memory: such as `recent(length=128)`, or a `Memory`; None: none.
         context_dim: width of the source of a cross-attention layer; None: self-attention.
-        causal: each position sees itself and earlier ones only. Cross-attention layers are not causal.
+        causal: each position sees itself and earlier ones only, as in a decoder. Cross-attention layers are not causal.
         max_length: longest sequence in positions, for mechanisms and positions that need to know.
         dropout: probability of dropping an attention weight, in training.
         projections: `none`: queries, keys and values are the hidden states themselves, split into heads, and their
@@ -54,6 +53,7 @@ class AttentionLayer(nn.Module):
             global tokens have their own; `separate`: and their keys and values; `gated`: as a gated attention unit.
         bias: whether the projections have biases.
         output_bias: whether the output projection has one; None: as `bias`.
+        return_state: False: a call gives the hidden states alone, a tensor, as `nn.Sequential` wants it.
         seed: of every initial weight.
 
     Raises:
@@ -62,7 +62,7 @@ class AttentionLayer(nn.Module):
 
     Example:
         >>> import torch
-        >>> layer = AttentionLayer(32, "local(window=4)", heads=4, kv_heads=2, position="rotary")
+        >>> layer = AttentionLayer(32, "local(window=4)", heads=4, kv_heads=2, position="rotary", causal=True)
         >>> x = torch.randn(1, 10, 32)
         >>> first = layer(x[:, :7], state=layer.initial_state(batch=1))
         >>> rest = layer(x[:, 7:], state=first.state)
@@ -89,19 +89,21 @@ class AttentionLayer(nn.Module):
         position: str | Position | None = None,
         memory: str | Memory | None = None,
         context_dim: int | None = None,
-        causal: bool = True,
+        causal: bool = False,
         max_length: int | None = None,
         dropout: float = 0.0,
         projections: str = "all",
         bias: bool = False,
         output_bias: bool | None = None,
+        return_state: bool = True,
         seed: int = 0,
     ) -> None:
         super().__init__()
         counted = type(dim) is int and type(heads) is int and heads > 0
         if not counted or (dim % heads and (key_dim is None or value_dim is None)):
-            raise ConfigError(f"AttentionLayer: heads must divide dim, got dim={dim!r}, heads={heads!r}")
-        self.dim, self.cross = dim, context_dim is not None
+            more = divisors(dim) if counted else ""
+            raise ConfigError(f"AttentionLayer: heads must divide dim, got dim={dim!r}, heads={heads!r}{more}")
+        self.dim, self.cross, self.return_state = dim, context_dim is not None, return_state
         wanted = Heads(
             count=heads,
             key_dim=key_dim or dim // heads,
@@ -128,16 +130,10 @@ class AttentionLayer(nn.Module):
         if self.memory is not None:
             check_memory(self.memory, self.attention, wanted)
         self.source_dim = source = dim if context_dim is None else context_dim
+        output_bias = bias if output_bias is None else output_bias
         self.projections = build_projections(
-            projections,
-            self.attention,
-            wanted,
-            dim,
-            source,
-            bias=bias,
-            output_bias=bias if output_bias is None else output_bias,
+            projections, self.attention, wanted, dim, source, bias=bias, output_bias=output_bias
         )
-        follow(self)
         self.inputs = InputProjections(self.attention, dim, source, seed)
         self.cache: Cache | None = None
         self.exchange: Exchange | None = None
@@ -160,8 +156,10 @@ class AttentionLayer(nn.Module):
         """The state before the first position, by default on the device and in the dtype of the weights.
 
         Raises:
-            UnsupportedError: the mechanism keeps no state.
+            UnsupportedError: the mechanism keeps no state, or the layer is not causal.
         """
+        if not (self.cross or self.heads.causal):
+            raise UnsupportedError("a state continues a decoder's layer, and this one is not causal: add causal=True")
         weight = next(self.parameters(), torch.empty(0))
         device, dtype = device or weight.device, dtype or weight.dtype
         if self.cache is not None:
@@ -252,7 +250,7 @@ class AttentionLayer(nn.Module):
         memory: MemoryState | None = None,
         query_start: int | None = None,
         counted: Bool[Tensor, "batch length"] | None = None,
-    ) -> LayerOutput:
+    ) -> LayerOutput | Tensor:
         """Attend from `x` to itself, or to `context` in a cross-attention layer.
 
         Args:
@@ -275,7 +273,8 @@ class AttentionLayer(nn.Module):
         """
         given: dict[str, Any] = {"key_mask": key_mask, "positions": positions, "marks": marks, "counted": counted}
         got = self.values(x, context, **given, state=state, memory=memory, query_start=query_start)
-        return LayerOutput(self.output(got.values, x), got.state, got.memory, got.losses)
+        answer = LayerOutput(self.output(got.values, x), got.state, got.memory, got.losses)
+        return answer if self.return_state else answer.alone
 
     def output(
         self, values: Float[Tensor, "batch heads length value"], x: Float[Tensor, "batch length dim"]

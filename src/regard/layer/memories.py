@@ -15,10 +15,13 @@ def check_memory(memory: Memory, attention: Attention, heads: Heads) -> None:
     """Refuse a memory that the mechanism cannot read, or that compares what the mechanism does not.
 
     Raises:
-        UnsupportedError: a mechanism without leading keys of the past; queries that are not compared with keys.
+        UnsupportedError: causal=False; a mechanism without leading keys of the past; queries that are not compared with
+            keys.
     """
     info, name = attention.info, type(memory).__name__
-    if not (info.supports.prefix and heads.causal):
+    if not heads.causal:
+        raise UnsupportedError(f"memory {name} is the past of a decoder's layer: build it with causal=True")
+    if not info.supports.prefix:
         attention.refuse("a memory (leading keys of the past)", "prefix")
     if memory.compares and (not {"q", "k"} <= set(info.reads) or heads.query_width != heads.key_dim):
         raise UnsupportedError(

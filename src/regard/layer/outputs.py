@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from regard.errors import UnsupportedError
 from regard.info import Heads
 from regard.memory import MemoryState
 from regard.state import State, Summary
@@ -17,6 +18,14 @@ class LayerOutput(NamedTuple):
     state: State | None
     memory: MemoryState | None
     losses: dict[str, Tensor]
+
+    @property
+    def alone(self) -> Tensor:
+        """The hidden states, where nothing else would be lost."""
+        lost = [*(name for name in ("state", "memory") if getattr(self, name) is not None), *self.losses]
+        if lost:
+            raise UnsupportedError(f"return_state=False would lose {', '.join(lost)}; leave it out, and read .hidden")
+        return self.hidden
 
 
 class LayerValues(NamedTuple):

@@ -154,9 +154,8 @@ class BlockConfig:
         value = getattr(self, name)
         if not isinstance(value, str) and len(value) in {1, layers}:
             return []
-        return [
-            f"{name} must be a tuple of one specification, or of one for each of the {layers} layers, got {value!r}"
-        ]
+        given = f"{value!r}; write ({value!r},)" if isinstance(value, str) else repr(value)
+        return [f"{name} must be a tuple of one specification, or of one for each of the {layers} layers, got {given}"]
 
     @property
     def specs(self) -> tuple[str, ...]:

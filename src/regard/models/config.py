@@ -6,10 +6,12 @@ from regard import specs
 from regard.errors import ConfigError, nearest
 from regard.models.block_config import BlockConfig, MlpKind, NormKind, NormPlace, per_layer, untied
 from regard.models.encoder_config import InputConfig
+from regard.types_of import typed_fields
 
 __all__ = ["BlockConfig", "MlpKind", "ModelConfig", "NormKind", "NormPlace"]
 
 
+@typed_fields
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(InputConfig):
     """A causal Transformer decoder.

@@ -78,7 +78,7 @@ class Conversation:
                 f"the conversation has {len(ids)} tokens, and this model max_length={limit}; begin a new one"
             )
         new = max(0, min(max_new_tokens, room))
-        row = Row(self.turns, ids, new, stop, stop_tokens, self.tokenizer.stream(), seed)
+        row = Row(self.turns, ids, new, stop, stop_tokens, self.tokenizer.stream(ids.tolist()), seed)
         self.turns += 1
         return self._pieces(row, sampling) if new else iter(())
 

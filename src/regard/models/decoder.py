@@ -24,7 +24,6 @@ from regard.models.neighbours import NeighbourGate, NeighbourTokens, given
 from regard.models.output import Hidden, ModelOutput
 from regard.models.parts import ShortConvolution, build_norm
 from regard.models.sharing import save_once, share_between_layers
-from regard.moved import follow
 from regard.randomness import drawn_on_cpu
 from regard.state import State
 from regard.types_of import typed
@@ -102,7 +101,6 @@ class LanguageModel(nn.Module):
                 f"positions, and {self._sized} is built for that many and no more; leave the memory out, or use one "
                 "for any length (positions: rotary, alibi, transformer_xl; attention: softmax, local, linear)"
             )
-        follow(self)
         save_once(self)
 
     def train(self, mode: bool = True) -> Self:

@@ -121,7 +121,8 @@ class Encoder(nn.Module):
                 channels, height, width) too, whose patches are the vectors.
             key_mask: True = real; masked inputs influence no other position, whatever they hold.
             token_types: rows of the table of types; None: row 0.
-            positions: for absolute and rotary schemes, where each token is; None: 0, 1, 2, ...
+            positions: for absolute and rotary schemes, where each token is; None: 0, 1, 2, ..., of real tokens
+                alone with `skip_padding`.
             marks: labels of tokens, as `reads_marks` says: other than 0 for a global token; where a mechanism knows
                 segments, s > 0 for a token of segment s and -s for the global token that summarises it, of which layers
                 without segments take the global tokens. Layers without global tokens see what they always see; cls has
@@ -138,6 +139,8 @@ class Encoder(nn.Module):
         if key_mask is not None and inputs.is_floating_point():
             # A NaN in a masked vector would reach the gradient of the weights, as 0 * NaN.
             inputs = inputs.masked_fill(~key_mask[..., None], 0)
+        if positions is None and key_mask is not None and self.config.skip_padding:
+            positions = key_mask.cumsum(1) * key_mask - 1
         x = self.embeddings(inputs, token_types=token_types, positions=positions)
         positions = self.embeddings.for_blocks(x, positions, 0)
         of_layers = self._marks(marks, inputs)

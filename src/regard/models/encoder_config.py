@@ -22,7 +22,7 @@ class InputConfig(BlockConfig):
     position: str = "sinusoidal"
     """Position scheme, such as learned or t5_bias; none: no scheme."""
     position_offset: int = 0
-    """Rows of the position table before the first token's, which nothing reads: 2 in RoBERTa and BART."""
+    """Rows of the position table before the first token's: 2 in RoBERTa and BART."""
     embedding_scale: float | None = None
     """Factor of the token embeddings; None: sqrt(dim) under sinusoidal positions, as published, else 1."""
     embedding_norm: bool = False
@@ -66,6 +66,9 @@ class EncoderConfig(InputConfig):
     encoder takes the images too. None: any vectors."""
     token_types: int = 0
     """Rows of a table added to the embeddings by the type of a token (BERT's segments); 0: none."""
+    skip_padding: bool = False
+    """Positions count the real tokens of key_mask alone, wherever padding is, as in RoBERTa; padding has the row of the
+    position table before the first token's."""
     cls_token: bool = False
     """A learned vector in front of the inputs, which takes the first position."""
     pooling: Pooling = "first"
@@ -97,6 +100,8 @@ class EncoderConfig(InputConfig):
                 if self.vocab_size
                 else "vocab_size or input_dim must be given: an encoder reads tokens or vectors"
             )
+        if self.skip_padding and (not self.position_offset or self.cls_token):
+            problems.append("skip_padding needs a position_offset of at least 1, for padding, and no cls_token")
         problems += self._image_problems()
         if not 0 <= self.cpc_weight < float("inf"):
             problems.append(f"cpc_weight must be at least 0, got {self.cpc_weight}")

@@ -31,6 +31,11 @@ class TextStream(Protocol):
         """The text that an unfinished character becomes at the end."""
         ...
 
+    @property
+    def pending(self) -> str:
+        """Whole characters that did not come yet, since tokens that follow may still change them."""
+        ...
+
 
 class Tokenizer(Protocol):
     """The part of a tokenizer that generating needs; `regard.tasks.tokenizer` has some."""
@@ -39,8 +44,8 @@ class Tokenizer(Protocol):
         """Token ids of a text."""
         ...
 
-    def stream(self) -> TextStream:
-        """A decoder for one row."""
+    def stream(self, after: Sequence[int] = ()) -> TextStream:
+        """A decoder for the tokens that follow some others."""
         ...
 
 
@@ -192,7 +197,7 @@ def stream(
             "the model with a larger max_length"
         )
     rows = [
-        Row(at, x, max_new_tokens, stop, stop_tokens, None if tokenizer is None else tokenizer.stream(), seed)
+        Row(at, x, max_new_tokens, stop, stop_tokens, None if tokenizer is None else tokenizer.stream(x.tolist()), seed)
         for at, x in enumerate(ids)
     ]
     asked = rows if max_new_tokens else []
@@ -283,9 +288,10 @@ class Row:
         if self.decoder is None:
             return Piece(self.at, token, "", ended)
         self.held += self.decoder.feed([] if ended == "stop" else [token]) + (self.decoder.finish() if ended else "")
-        starts = [at for text in self.stop if (at := self.held.find(text)) >= 0]
+        seen = self.held + (self.decoder.pending if self.stop else "")
+        starts = [at for text in self.stop if (at := seen.find(text)) >= 0]
         if starts:
-            return Piece(self.at, token, self.held[: min(starts)], "stop")
+            return Piece(self.at, token, seen[: min(starts)], "stop")
         keep = 0 if ended else max((_begun(self.held, text) for text in self.stop), default=0)
         shown, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
         return Piece(self.at, token, shown, ended)

@@ -376,7 +376,7 @@ _JOINED: dict[str, Callable[..., Any]] = {
 """what makes a pattern of others, by its sign"""
 _VALUES = {"causal": causal, "everything": everything}
 _MAKERS = {maker.__name__: maker for maker in (window, dilated, strided, block, summary, first, block_model)}
-_JOINERS = {joiner.__name__: joiner for joiner in (per_head, disjoint)} | {"apart": disjoint}  # its name in version 0.1
+_JOINERS = {joiner.__name__: joiner for joiner in (per_head, disjoint)}
 
 
 def parse(text: str) -> Pattern:

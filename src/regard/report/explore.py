@@ -13,12 +13,14 @@ from jaxtyping import Float32, Int64
 from regard.attention_maps import LayerMaps, NoMaps, attention_maps
 from regard.errors import ConfigError, InputError, LimitError, UnsupportedError
 from regard.integrations import pretrained
+from regard.integrations.loading import load
 from regard.models import Encoder, EncoderDecoder, LanguageModel
 from regard.report import _page
 from regard.tasks.config import ClassificationConfig, MaskedConfig
 from regard.tasks.tokenizer import Tokenizer
-from regard.training import TrainedModel, load
+from regard.training import TrainedModel
 from regard.training.files import write_text
+from regard.writing import require_target
 
 MOST_TOKENS = 4096
 PAIRS = 16
@@ -81,8 +83,7 @@ def explore(
         >>> explore("runs/001", "The state of the Union", out="union.html")  # doctest: +SKIP
     """
     out = Path(out)
-    if out.exists():
-        raise ConfigError(f"{out} exists; choose another name: nothing is ever overwritten")
+    require_target(out, new=True)
     chosen = [model] if beside is None else [model, beside]
     subjects = [_subject(each, text, device=device, trust=trust) for each in chosen]
     shown, found = list[dict[str, Any]](), list[dict[str, Any]]()
@@ -113,8 +114,7 @@ def _subject(given: Explorable, text: str, *, device: str, trust: bool) -> _Subj
         ConfigError, UnsupportedError, InputError, LimitError: as `explore`.
     """
     if isinstance(given, str | Path):
-        name, published = str(given), pretrained.recognised(given)
-        given = (pretrained.load if published else load)(given, device=device, trust=trust)
+        name, given = str(given), load(given, device=device, trust=trust)
     else:
         name = given.path.name
     network: Any = given.model
@@ -167,7 +167,10 @@ def _piece(tokenizer: Tokenizer, token: int) -> str:
 def _published_pieces(reader: pretrained.PretrainedTokenizer, ids: Int64[np.ndarray, " length"]) -> tuple[str, ...]:
     """Tokens as text, special ones by their names."""
     names = {each["id"]: str(each["content"]) for each in json.loads(reader.to_json())["model"].get("added_tokens", [])}
-    return tuple(names.get(token) or reader.decode([token]) or f"[{token}]" for token in ids.tolist())
+    return tuple(
+        names.get(token) or reader.continuation([token], ids[:at]) or f"[{token}]"
+        for at, token in enumerate(ids.tolist())
+    )
 
 
 def _block(length: int, heads: int, *, causal: bool, models: int) -> int:

@@ -68,14 +68,13 @@ def build(
     return Datastore.open(folder, checked=False)
 
 
-def _opened(folder: Path, model: LanguageModel, origin: Mapping[str, str], add: bool) -> Datastore:
+def begun(folder: Path, *, add: bool, checked: bool = True) -> Datastore | None:
+    """What a build goes on with; None: a new folder. Arguments and errors as `build` and `Datastore.open`."""
     if not add and unused(folder):
-        return Datastore.create(
-            folder, model.config.dim, vocab_size=model.config.vocab_size, origin=origin, unfinished=True
-        )
+        return None
     if not add:
         require_datastore(folder)
-    store = Datastore.open(folder, unfinished=True)
+    store = Datastore.open(folder, checked=checked, unfinished=True)
     if store.manifest.adding is None and len(store) and not add:
         raise ConfigError(
             f"{folder} is a whole datastore; say that it is to be added to (--add), or choose another name. An index "
@@ -84,6 +83,15 @@ def _opened(folder: Path, model: LanguageModel, origin: Mapping[str, str], add: 
     if store.manifest.adding is not None and bool(store.manifest.adding) != add:
         began = "an addition" if store.manifest.adding else "a build"
         raise ConfigError(f"{folder} holds {began} that was interrupted; finish that first, given as it was then")
+    return store
+
+
+def _opened(folder: Path, model: LanguageModel, origin: Mapping[str, str], add: bool) -> Datastore:
+    store = begun(folder, add=add)
+    if store is None:
+        return Datastore.create(
+            folder, model.config.dim, vocab_size=model.config.vocab_size, origin=origin, unfinished=True
+        )
     store.require_origin(origin, model.config.dim)
     if store.manifest.vocab_size != model.config.vocab_size:
         raise CheckpointError(f"{folder} has {store.manifest.vocab_size} tokens, the model {model.config.vocab_size}")

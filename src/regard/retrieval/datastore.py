@@ -16,6 +16,7 @@ from regard.retrieval.manifest import (
     Manifest,
     Stats,
     of_block,
+    readable,
     remove_indices,
     require_datastore,
     require_same,
@@ -23,7 +24,8 @@ from regard.retrieval.manifest import (
 )
 from regard.retrieval.search import Neighbours, Piece, mapped, nearest, require_query
 from regard.retrieval.writer import Writer, written
-from regard.training.files import MISSING, locked_folder, writing
+from regard.training.files import MISSING, load_file, locked_folder, writing
+from regard.writing import sweep
 
 _EXPONENT = np.uint16(0x7C00)
 """bits of a float16 that are all set in infinities and NaN"""
@@ -105,26 +107,17 @@ class Datastore:
         Args:
             folder: where.
             checked: compare SHA-256 and look at every number, a second for a gigabyte; sizes are compared anyway.
-            unfinished: also one that is still being added to, to go on with it.
+            unfinished: also one whose build or addition was interrupted, to go on with it.
 
         Raises:
-            ConfigError: the folder is no datastore.
-            CheckpointError: damaged or missing files, all by name; or an addition that was interrupted.
-            ResourceError: it cannot be read.
+            CheckpointError: damaged or missing files, all by name. Others: as `readable`.
         """
         folder = Path(folder)
-        found = cls(folder, Manifest.read(folder))
-        if found.manifest.adding is not None and not unfinished:
-            what = "an addition" if found.manifest.adding else "its build"
-            raise CheckpointError(
-                f"{folder} is not whole: {what} was interrupted after {len(found):,} entries; "
-                "give the same regard knn build or regard knn merge again, which goes on from there; "
-                "abandon() of Datastore.open(folder, unfinished=True) takes it back"
-            )
+        found = cls(folder, readable(folder, unfinished=unfinished))
         try:
             found.verify(contents=checked)
         except CheckpointError:
-            if Manifest.read(folder) == found.manifest:
+            if readable(folder, unfinished=unfinished) == found.manifest:
                 raise
             return cls.open(folder, checked=checked, unfinished=unfinished)  # somebody else wrote it meanwhile
         return found
@@ -198,9 +191,21 @@ class Datastore:
             first += block.entries
         return found
 
+    def verified(self) -> Iterator[Piece]:
+        """The entries block by block, in memory: what is copied gets new checksums, so it has those of the manifest.
+
+        Raises:
+            CheckpointError: a file is damaged or gone. ResourceError: one cannot be read.
+        """
+        first = 0
+        for block in self.manifest.blocks:
+            keys, values = (load_file(self.folder / name, entry) for name, entry in block.files.items())
+            yield Piece(first, np.frombuffer(keys, "<f2").reshape(-1, self.dim), np.frombuffer(values, "<i4"))
+            first += block.entries
+
     def _gone(self, block: str, why: str | None) -> str:
         with suppress(RegardError):
-            if Manifest.read(self.folder) != self.manifest:
+            if Manifest.read(self.folder).before != self.manifest.before:
                 return f"{self.folder} is another one since it was opened (documents were deleted); open it again"
         return f"{self.folder}: cannot map block {block}: {why}"
 
@@ -262,18 +267,11 @@ class Datastore:
             ResourceError: as `adding`.
         """
         with self._alone() as current:
-            manifest = current.manifest
-            documents = manifest.documents[: manifest.adding]
-            left, kept = sum(document.entries for document in documents), []
-            for block in manifest.blocks:  # an addition begins with a block of its own
-                if left:
-                    kept.append(block)
-                    left -= block.entries
-            after = replace(manifest, documents=documents, blocks=tuple(kept), adding=None)
+            after = current.manifest.before
             after.write(self.folder)
             result = Datastore(self.folder, after)
             result._sweep()
-            if documents or manifest.adding is None:
+            if after.documents or current.manifest.adding is None:
                 return result
             with writing(self.folder):
                 (self.folder / MANIFEST).unlink()
@@ -298,7 +296,7 @@ class Datastore:
                 [document.entries for document in manifest.documents],
             )
             blocks, following = [], manifest.following
-            for block, piece in zip(manifest.blocks, current.pieces(), strict=True):
+            for block, piece in zip(manifest.blocks, current.verified(), strict=True):
                 keep = kept[piece.first : piece.first + block.entries]
                 if keep.all():
                     blocks.append(block)
@@ -339,7 +337,7 @@ class Datastore:
                 raise CheckpointError(f"{folder} holds a build or a merge of another model that was interrupted")
         with merged.adding(as_opened=True) as writer:
             for store in stores:
-                writer.copy(store.manifest.documents, store.pieces())
+                writer.copy(store.manifest.documents, store.verified())
         return cls.open(folder, checked=False)
 
     def _require_documents(self, names: Iterable[str]) -> None:
@@ -393,6 +391,7 @@ class Datastore:
 
     def _sweep(self) -> None:
         """Remove blocks that a killed process left or began, or that were written anew; no file of somebody else."""
+        sweep(self.folder)
         named = {name for block in self.manifest.blocks for name in block.files}
         for path in list(self.folder.iterdir()):
             if of_block(path) and path.name not in named:

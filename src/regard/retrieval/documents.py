@@ -1,8 +1,10 @@
 """A document as a datastore knows it: by its token ids."""
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from dataclasses import fields
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,6 +13,9 @@ from torch import nn
 from regard.retrieval.datastore import Datastore
 from regard.tasks.corpus import Document
 from regard.tasks.reader import Reader
+
+_NO_NUMBERS = ("attention_dropout", "checkpoint", "dropout", "mlp_chunks")
+"""options of a model that change none of its numbers outside training"""
 
 
 class Text(NamedTuple):
@@ -31,13 +36,23 @@ def digest(ids: np.ndarray) -> str:
 
 
 def texts(documents: Iterable[Document], reader: Reader) -> Iterable[Text]:
-    """Documents of a corpus that are not empty; the name is the group, a year or the SHA-256 of the text."""
-    return (Text(document.group, reader.document(document.text).ids) for document in documents if document.text)
+    """Documents of a corpus that are not empty; the name is that of the file, else the group, such as a year."""
+    return (
+        Text(document.name or document.group, reader.document(document.text).ids)
+        for document in documents
+        if document.text
+    )
 
 
 def fingerprint(model: nn.Module) -> str:
-    """SHA-256 of a model: its configuration, and the name, kind and bytes of every weight, wherever they are."""
-    found = hashlib.sha256(repr(getattr(model, "config", None)).encode())
+    """SHA-256 of a model: its options, and the name, kind and bytes of every weight, wherever they are.
+
+    Options at their default are left out, so that it is the same one when a later version has more of them.
+    """
+    config: Any = getattr(model, "config", None)
+    options = {each.name: (getattr(config, each.name), each.default) for each in (fields(config) if config else ())}
+    said = {name: value for name, (value, default) in options.items() if value != default and name not in _NO_NUMBERS}
+    found = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         found.update(memoryview(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()))

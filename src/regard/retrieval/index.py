@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard import approximate
-from regard.checksums import MANIFEST, Entry, opened, sealed
+from regard.checksums import Entry, opened, sealed
 from regard.errors import CheckpointError, ConfigError, ResourceError, nearest
 from regard.reading import content
 from regard.retrieval.datastore import Datastore
@@ -78,7 +78,7 @@ class Index:
             )
             self._index.cp.seed, self._index.cp.min_points_per_centroid = seed + 1, 1
             self._index.train(self._sample(count, seed))
-        for piece in self._pieces:
+        for piece in store.verified():
             for at in range(0, len(piece.keys), _ADDED):
                 self._index.add(np.ascontiguousarray(piece.keys[at : at + _ADDED], np.float32))
         self._probe(probes)
@@ -110,7 +110,7 @@ class Index:
         path = self.store.folder / f"{self.kind}.faiss"
         data = faiss().serialize_index(self._index).tobytes()
         save_file(path, data)
-        said = {"sha256 of the index": Entry.of(data).sha256, "of": _manifest(self.store), "kind": self.kind}
+        said = {"sha256 of the index": Entry.of(data).sha256, "of": _entries(self.store), "kind": self.kind}
         save_file(path.with_suffix(".json"), (json.dumps(sealed(said)) + "\n").encode())
         return path
 
@@ -137,7 +137,7 @@ class Index:
             ) from None
         if said.get("sha256 of the index") != Entry.of(data).sha256:
             raise CheckpointError(f"{path} is damaged: its SHA-256 differs; make it again with {again}")
-        if said.get("of") != _manifest(store):
+        if said.get("of") != _entries(store):
             raise CheckpointError(f"{path} is of the datastore as it was before; make it again with {again}")
         if said.get("kind") != kind:
             raise CheckpointError(f"{path} is an index {said.get('kind')}, not {kind}; make it again with {again}")
@@ -179,8 +179,9 @@ def _require_options(kind: str, centres: int | None, probes: int | None) -> None
         raise ConfigError(f"probes are of ivf and hnsw, and at least 1; got {probes} for {kind}")
 
 
-def _manifest(store: Datastore) -> str:
-    return Entry.at(store.folder / MANIFEST).sha256
+def _entries(store: Datastore) -> str:
+    """SHA-256 of what the manifest says of the blocks."""
+    return Entry.of(json.dumps(store.manifest.blocks).encode()).sha256
 
 
 def faiss() -> Any:

@@ -1,5 +1,6 @@
 """What a datastore says of itself, in one file that is replaced in one step."""
 
+import fcntl
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from regard.checksums import MANIFEST, Entry, opened, sealed, whole
 from regard.errors import CheckpointError, ConfigError, ResourceError
 from regard.reading import content
 from regard.training.files import save_file, writing
+from regard.writing import is_partial, locked
 
 FORMAT = 1
 IndexKind = Literal["flat", "ivf", "hnsw"]
@@ -23,7 +25,7 @@ KEY_BYTES, VALUE_BYTES = 2, 4
 """of one number of a key, float16, and of one value, int32"""
 _MOST = (1 << 31) - 1
 """of the width of a key, and of tokens: a value is int32"""
-_OF_BLOCK = re.compile(r"[0-9]{8,}\.(keys|values)|\.[0-9]{8,}\.(keys|values)\.partial", re.ASCII)
+_OF_BLOCK = re.compile(r"[0-9]{8,}\.(keys|values)", re.ASCII)
 
 
 class Stored(NamedTuple):
@@ -80,6 +82,19 @@ class Manifest:
     def entries(self) -> int:
         """Of all blocks."""
         return sum(block.entries for block in self.blocks)
+
+    @property
+    def before(self) -> "Manifest":
+        """Without an addition that is not finished, which began with a block of its own."""
+        if self.adding is None:
+            return self
+        documents = self.documents[: self.adding]
+        left, blocks = sum(document.entries for document in documents), []
+        for block in self.blocks:
+            if left:
+                blocks.append(block)
+                left -= block.entries
+        return replace(self, documents=documents, blocks=tuple(blocks), adding=None)
 
     def stats(self) -> Stats:
         """What is in the datastore."""
@@ -164,14 +179,38 @@ class Manifest:
                 raise ValueError(f"no block before number {self.following} is called {block.name!r}")
 
 
+def readable(folder: Path, *, unfinished: bool) -> Manifest:
+    """The manifest of a datastore; of one that a living process adds to, as it was before that.
+
+    Raises:
+        CheckpointError: a build or an addition was interrupted, and not `unfinished`.
+        ResourceError: a living process builds it, or adds to what is `unfinished`. Others: as `Manifest.read`.
+    """
+    found = Manifest.read(folder)
+    if found.adding is None:
+        return found
+    what = "an addition" if found.adding else "its build"
+    try:
+        with locked(folder.resolve(), fcntl.LOCK_SH):
+            found = Manifest.read(folder)
+    except BlockingIOError:
+        if found.adding and not unfinished:
+            return found.before
+        raise ResourceError(f"{folder} is not whole: another process is writing it ({what}); wait for it") from None
+    if found.adding is not None and not unfinished:
+        raise CheckpointError(
+            f"{folder} is not whole: {what} was interrupted after {found.entries:,} entries; "
+            "give the same regard knn build or regard knn merge again, which goes on from there; "
+            "abandon() of Datastore.open(folder, unfinished=True) takes it back"
+        )
+    return found
+
+
 def unused(folder: Path) -> bool:
     """Whether there is no such folder, or nothing in it but files that a process began before it was killed."""
     if not folder.is_dir():
         return not os.path.lexists(folder)
-    return all(
-        path.name == f".{MANIFEST}.partial" or (path.name.startswith(".") and of_block(path))
-        for path in folder.iterdir()
-    )
+    return all(map(is_partial, folder.iterdir()))
 
 
 def require_same(one: Path, ours: Manifest, other: Path, theirs: Manifest) -> None:
@@ -215,7 +254,7 @@ def require_datastore(folder: Path) -> None:
 
 
 def of_block(path: Path) -> bool:
-    """Whether a file is called as those of blocks are, whole or begun."""
+    """Whether a file is called as those of blocks are."""
     return bool(_OF_BLOCK.fullmatch(path.name)) and path.is_file()
 
 

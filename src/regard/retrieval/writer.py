@@ -1,6 +1,6 @@
 """Entries on their way to disk, block by block."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,16 +103,20 @@ class Writer:
         self._missing -= len(keys)
         self._take(half.numpy(), values.cpu().numpy().astype(np.int32))
 
-    def copy(self, documents: Sequence[Stored], pieces: Sequence[Piece]) -> None:
-        """Documents of another datastore."""
-        ends = np.cumsum([document.entries for document in documents])
-        for document, end in zip(documents, ends.tolist(), strict=True):
-            first = end - document.entries + self.begin(document.name, entries=document.entries, digest=document.digest)
-            for piece in pieces:
-                cut = slice(max(0, first - piece.first), max(0, end - piece.first))
-                if len(piece.values[cut]):
-                    self._missing -= len(piece.values[cut])
-                    self._take(piece.keys[cut], piece.values[cut])
+    def copy(self, documents: Sequence[Stored], pieces: Iterable[Piece]) -> None:
+        """Documents of another datastore, whose entries come piece by piece."""
+        waiting, keys, values = iter(pieces), np.empty(0), np.empty(0)
+        for document in documents:
+            stored = self.begin(document.name, entries=document.entries, digest=document.digest)
+            place = 0
+            while place < document.entries:
+                if not len(keys):
+                    _, keys, values = next(waiting)
+                count = min(len(keys), document.entries - place)
+                if count > (skipped := max(0, stored - place)):
+                    self._missing -= count - skipped
+                    self._take(keys[skipped:count], values[skipped:count])
+                keys, values, place = keys[count:], values[count:], place + count
 
     def finish(self) -> None:
         """Write what waits, and say that the addition is over.

@@ -28,10 +28,11 @@ FIELD = "--task.field"
 
 
 class Document(NamedTuple):
-    """A text and the group that it is split with: documents of one group are never in two splits."""
+    """A text and the group that it is split with: documents of one group are never in two splits. name: of its file."""
 
     text: str
     group: str
+    name: str = ""
 
 
 class Streamed(NamedTuple):
@@ -39,6 +40,7 @@ class Streamed(NamedTuple):
 
     pieces: Iterable[str]
     group: str | None = None
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,14 +72,14 @@ class Corpus:
 
     def parse(self) -> Iterator[Document]:
         """Read the documents, each as a whole."""
-        for pieces, group in self.stream():
+        for pieces, group, name in self.stream():
             text = "".join(pieces)
-            yield Document(text, group or _digest([text]))
+            yield Document(text, group or _digest([text]), name)
 
     @cached_property
     def groups(self) -> list[str]:
         """The group of every document, in order."""
-        return [group or _digest(pieces) for pieces, group in self.stream()]
+        return [group or _digest(pieces) for pieces, group, _ in self.stream()]
 
     def splits(self, holdout: float) -> dict[str, Split]:
         """The split of every group: the same for the same set of groups, whatever their order.
@@ -132,7 +134,7 @@ def open_corpus(config: TextConfig) -> Corpus:
     if name == LIBRARY:
         _refuse(config, "field", "separator", "suffixes")
         modules = _modules()
-        return Corpus(name, modules, lambda: _files(modules, config))
+        return Corpus(name, modules, lambda: _files(modules, config, modules[0].parent))
     if not path.exists():
         hint = nearest(name, NAMED)
         raise DataError(f"there is no corpus {name!r}: no such file, and no bundled corpus of that name; {hint}")
@@ -149,14 +151,14 @@ def open_corpus(config: TextConfig) -> Corpus:
             )
         kinds = {each.suffix.lower() for each in folder.paths}
         _refuse(config, *(() if kinds & {*TABLES} else ("field",)), *(() if kinds & {*TEXTS} else ("separator",)))
-        return Corpus(name, folder.paths, lambda: _files(folder.paths, config), left_out=folder.left_out)
+        return Corpus(name, folder.paths, lambda: _files(folder.paths, config, path), left_out=folder.left_out)
     kind = path.suffix.lower()
     if kind not in (*TEXTS, *TABLES):
         known = ", ".join((*TEXTS, *TABLES))
         raise DataError(f"{name}: regard reads {known} and folders of such files, not {kind or 'this file'}")
     _refuse(config, "suffixes", "separator" if kind in TABLES else "field")
     if kind in TABLES or config.separator is not None:
-        return Corpus(name, (path,), lambda: _files((path,), config))
+        return Corpus(name, (path,), lambda: _files((path,), config, path.parent))
     cuts = cache(lambda: _cuts(path, config.holdout))
     return Corpus(name, (path,), lambda: _continuous(path, cuts()), continuous=True)
 
@@ -206,12 +208,19 @@ def _bundled(name: str) -> Iterator[Streamed]:
         if name == "state_of_the_union":
             yield Streamed([text], first)  # by year: 1953 and 1961 have two addresses each
         else:
-            yield Streamed([f"{first}\n{second}\n{text}"], _digest([text]))  # some poems go under two authors
+            poem = f"{first}\n{second}\n{text}"
+            yield Streamed([poem], _digest([text]), f"{first} {second}")  # some poems go under two authors
 
 
-def _files(paths: Sequence[Path], config: TextConfig) -> Iterator[Streamed]:
+def _files(paths: Sequence[Path], config: TextConfig, base: Path) -> Iterator[Streamed]:
     for path in paths:
-        yield from map(Streamed, texts(path, config.field, config.separator))
+        name, several = _name(path.relative_to(base)), config.separator is not None or path.suffix.lower() in TABLES
+        for number, pieces in enumerate(texts(path, config.field, config.separator), 1):
+            yield Streamed(pieces, None, f"{name}:{number}" if several else name)
+
+
+def _name(path: Path) -> str:
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def texts(
@@ -226,7 +235,7 @@ def texts(
 
 def _continuous(path: Path, cuts: Sequence[int | None]) -> Iterator[Streamed]:
     for split, start, stop in zip(SPLITS, cuts[:-1], cuts[1:], strict=True):
-        yield Streamed(chunks(path, (start or 0, stop)), split)
+        yield Streamed(chunks(path, (start or 0, stop)), split, f"{_name(Path(path.name))}:{split}")
 
 
 def _cuts(path: Path, holdout: float) -> list[int | None]:

@@ -1,18 +1,61 @@
 """Published tokenizers, special tokens and all, through the `tokenizers` library."""
 
 import json
-from collections.abc import Sequence
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Int64, Integer
+from jaxtyping import Int64
 
-from regard.errors import CheckpointError, InputError, kind_of, listed
+from regard.confined import confined
+from regard.errors import CheckpointError, InputError, RegardError, UnsafeFileError, kind_of, out_of_memory
 from regard.tasks.byte_letters import byte_letters
-from regard.tasks.reader import Encoded, Reader
+from regard.tasks.reader import Encoded, Ids, Reader
 
 if TYPE_CHECKING:
     import tokenizers
+
+
+_CONTEXT = 4
+"""tokens before a new one that are decoded with it: as many as a character has bytes"""
+
+
+_MOST = 64
+"""tokens a character of a short text: those of published tokenizers have some for each byte, and a few around it"""
+_tried: set[str] = set()
+
+
+@contextmanager
+def told(what: str) -> Iterator[None]:
+    """Name what the `tokenizers` library could not do; it raises bare Exception, and panics, which are none."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt | SystemExit | RegardError) or out_of_memory(error):
+            raise
+        raise CheckpointError(f"{what}: {error}") from error
+
+
+def model_of(text: str, where: str) -> "tokenizers.Tokenizer":
+    """The tokenizer that a `tokenizer.json` describes, which is first tried with bounds on time, memory and tokens.
+
+    Raises:
+        CheckpointError: text that is none. UnsafeFileError: one beyond the bounds. ResourceError: as `confined`.
+    """
+    from tokenizers import Tokenizer
+
+    if (digest := sha256(text.encode("utf-8", "replace")).hexdigest()) not in _tried:
+        request, big = {"tokenizer": text}, len(text) >> 20
+        characters, tokens = confined(request, where, "tokenizers", seconds=2 + big, size=(8 + big) << 27)
+        if tokens > _MOST * characters:
+            raise UnsafeFileError(f"{where} makes {tokens:,} tokens of {characters:,} characters")
+        _tried.add(digest)
+    with told(f"{where} is none that the tokenizers library reads"):
+        return Tokenizer.from_str(text)
 
 
 class PretrainedTokenizer(Reader):
@@ -20,10 +63,8 @@ class PretrainedTokenizer(Reader):
 
     Args:
         model: of the `tokenizers` library.
-        vocab_size: ids that the network has, at least as many as the tokenizer; None: the tokenizer's.
-
-    Raises:
-        CheckpointError: tokens that the network does not have; all are listed.
+        vocab_size: ids that the network has; None: the tokenizer's. Tokens beyond are warned of, and no text that has
+            one is encoded.
 
     Example:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
@@ -41,31 +82,43 @@ class PretrainedTokenizer(Reader):
         self.vocab_size = max(names.values(), default=-1) + 1 if vocab_size is None else vocab_size
         beyond = sorted((at, name) for name, at in names.items() if at >= self.vocab_size)
         if beyond:
-            raise CheckpointError(
-                f"the tokenizer has ids that the network has not, whose vocabulary ends at {self.vocab_size - 1}:"
-                + listed(f"{at}: {name!r}" for at, name in beyond)
+            warnings.warn(
+                f"the network has no row for {len(beyond)} tokens of its tokenizer, {beyond[0][0]} ({beyond[0][1]!r}) "
+                "the first: a text with one of them is refused",
+                stacklevel=2,
             )
+        parts = json.loads(model.to_str())
+        self.limits = {name: parts[name] for name in ("truncation", "padding")}
+        """settings of its file that hold for those who read batches of it"""
         model.no_truncation()
         model.no_padding()
         self._model = model
-        parts = json.loads(model.to_str())
         self._missing: frozenset[int] = frozenset()
+        self.no_utf8 = names.get("<0xFF>") if "ByteFallback" in json.dumps(parts["decoder"]) else None
+        """of tokenizers with byte fallback, which show a run of such tokens as U+FFFD if some of it are no UTF-8"""
         if "ByteLevel" in json.dumps(parts["pre_tokenizer"]) and parts["model"].get("unk_token") not in names:
             self._missing = frozenset(byte for byte, letter in enumerate(byte_letters()) if letter not in names)
 
-    def encode(self, text: str, *, added: bool = True) -> Int64[np.ndarray, "length"]:
+    def encode(self, text: str, *, added: bool = True, longest: int | None = None) -> Int64[np.ndarray, "length"]:
         """The ids of a text.
 
         Args:
             text: special tokens that are written out in it are these tokens.
             added: with the special tokens that the tokenizer adds by itself.
+            longest: cut the text to so many ids, those that are added included.
 
         Raises:
-            InputError: half a surrogate pair, or bytes that the vocabulary has no token for; all are listed.
+            InputError: half a surrogate pair, bytes that the vocabulary has no token for, or tokens that the network
+                has no row for; all are listed.
             CheckpointError: the tokenizer lacks what it needs for this text.
         """
         self._check(text)
-        return np.array(self._encoding(text, added=added).ids, np.int64)
+        encoding = self._encoding(text, added=added)
+        if longest is not None and len(encoding) > longest:
+            encoding = self._encoding(text, added=False)
+            encoding.truncate(max(longest - self._model.num_special_tokens_to_add(is_pair=False), 0))
+            encoding = self._model.post_process(encoding)
+        return self.checked(encoding.ids)
 
     def document(self, text: str) -> Encoded:
         """The ids of a text and the bytes they stand for; errors as `encode`."""
@@ -76,15 +129,11 @@ class PretrainedTokenizer(Reader):
         reached = np.concatenate([[0], np.cumsum(widths)])
         ends = np.array([end for _, end in encoding.offsets], np.int64).reshape(-1)
         seen = np.maximum.accumulate(reached[ends]) if ends.size else reached[:0]
-        return Encoded(np.array(encoding.ids, np.int64), np.diff(seen, prepend=0))
+        return Encoded(self.checked(encoding.ids), np.diff(seen, prepend=0))
 
     def _encoding(self, text: str, *, added: bool = True) -> "tokenizers.Encoding":
-        try:
+        with told("the tokenizer cannot encode this text, so that its tokenizer.json is damaged or incomplete"):
             return self._model.encode(text, add_special_tokens=added)
-        except Exception as error:  # the library raises bare Exception
-            raise CheckpointError(
-                f"the tokenizer cannot encode this text, so that its tokenizer.json is damaged or incomplete: {error}"
-            ) from error
 
     def _check(self, text: str) -> None:
         if not isinstance(text, str):
@@ -102,32 +151,18 @@ class PretrainedTokenizer(Reader):
                 f"{', '.join(where)}; remove these characters"
             )
 
-    def decode(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> str:
+    def decode(self, ids: Ids) -> str:
         """The text of the ids, without special tokens.
 
         Raises:
             InputError: ids outside 0 .. vocab_size - 1; all are listed.
         """
-        return self._model.decode(self.checked(ids).tolist(), skip_special_tokens=True)
+        with told("the tokenizer cannot decode these ids, so that its tokenizer.json is damaged or incomplete"):
+            return self._model.decode(self.checked(ids).tolist(), skip_special_tokens=True)
 
-    def checked(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> Int64[np.ndarray, "length"]:
-        """The ids as an array.
-
-        Raises:
-            InputError: ids outside 0 .. vocab_size - 1; all are listed.
-        """
-        array = np.asarray(ids, np.int64).reshape(-1)
-        wrong = np.flatnonzero((array < 0) | (array >= self.vocab_size))
-        if wrong.size:
-            raise InputError(
-                f"unknown token ids, this vocabulary runs from 0 to {self.vocab_size - 1}:"
-                + listed(f"{array[at]} at position {at}" for at in wrong)
-            )
-        return array
-
-    def stream(self) -> "PretrainedStream":
-        """A decoder for ids that arrive one after the other."""
-        return PretrainedStream(self)
+    def stream(self, after: Ids = ()) -> "PretrainedStream":
+        """A decoder for ids that arrive one after the other, behind those of `after`."""
+        return PretrainedStream(self, self.checked(after).tolist())
 
     def to_json(self) -> str:
         model = json.loads(self._model.to_str())
@@ -135,32 +170,44 @@ class PretrainedTokenizer(Reader):
 
 
 class PretrainedStream:
-    """Decodes ids that arrive one after the other: text comes out when its last character is whole.
+    """Decodes ids that arrive one after the other: what they add to the text before them, once no later id changes it.
 
-    A tokenizer may decode a token differently behind others (a leading space), so the tokens of the last piece of text
-    are decoded again in front of the new ones.
+    Some ids before the new ones are decoded with them, since a tokenizer may take the space of a first word away.
     """
 
-    def __init__(self, tokenizer: PretrainedTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._shown = 0
+    def __init__(self, tokenizer: PretrainedTokenizer, after: list[int]) -> None:
+        self._tokenizer, self._decode = tokenizer, tokenizer.decode
+        self._start_behind(after)
 
-    def feed(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> str:
+    def feed(self, ids: Ids) -> str:
         """The text that these ids complete."""
         self._ids += self._tokenizer.checked(ids).tolist()
-        text = self._new()
-        if not text or text.endswith("\N{REPLACEMENT CHARACTER}"):
+        text, last = self.pending, self._tokenizer.no_utf8
+        if not text or (last is not None and not self._decode([*self._ids, last]).startswith(self._decode(self._ids))):
             return ""
-        self._ids, self._shown = self._ids[self._shown :], len(self._ids) - self._shown
+        self._start_behind(self._ids)
         return text
 
     def finish(self) -> str:
-        """The rest of the text: U+FFFD for an unfinished character. The stream can be used again."""
+        """The rest of the text: U+FFFD for an unfinished character. The stream can be used again, for another text."""
         rest = self._new()
-        self._ids, self._shown = [], 0
+        self._start_behind([])
         return rest
 
+    @property
+    def pending(self) -> str:
+        """The text that has not come yet, if its last character is whole."""
+        text = self._new()
+        return "" if text.endswith("\N{REPLACEMENT CHARACTER}") else text
+
     def _new(self) -> str:
-        before = self._tokenizer.decode(self._ids[: self._shown])
-        return self._tokenizer.decode(self._ids)[len(before) :]
+        before, text = self._decode(self._ids[: self._shown]), self._decode(self._ids)
+        return text[len(os.path.commonprefix([before, text])) :]  # noqa: RUF071  # of characters
+
+    def _start_behind(self, ids: list[int]) -> None:
+        """Keep the last of the ids that were shown, as many as have some text of their own."""
+        count = _CONTEXT
+        while count < len(ids) and not self._decode(ids[-count:]).strip("\N{REPLACEMENT CHARACTER} "):
+            count *= 2
+        self._ids = ids[-count:]
+        self._shown = len(self._ids)

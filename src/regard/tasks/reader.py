@@ -1,7 +1,6 @@
 """What tasks on text read with: a text to token ids and back, and the bytes that each id stands for."""
 
 import os
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -10,10 +9,14 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 from jaxtyping import Int64, Integer
 
-from regard.errors import ResourceError
+from regard.errors import InputError, listed
+from regard.writing import save_file
 
 if TYPE_CHECKING:
     from regard.models.generate import TextStream
+
+
+Ids = Integer[np.ndarray, "_"] | Sequence[int]
 
 
 class Encoded(NamedTuple):
@@ -47,12 +50,32 @@ class Reader(ABC):
         yield self.document("".join(texts))
 
     @abstractmethod
-    def decode(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> str:
+    def decode(self, ids: Ids) -> str:
         """The text of the ids."""
 
     @abstractmethod
-    def stream(self) -> "TextStream":
-        """A decoder for ids that arrive one after the other."""
+    def stream(self, after: Ids = ()) -> "TextStream":
+        """A decoder for ids that arrive one after the other; `after`: the ids before them, whose text does not come."""
+
+    def continuation(self, ids: Ids, after: Ids) -> str:
+        """The text that ids add to that of the ids before them; decoded alone, a first word may lose its space."""
+        stream = self.stream(after)
+        return stream.feed(self.checked(ids).tolist()) + stream.finish()
+
+    def checked(self, ids: Ids) -> Int64[np.ndarray, "length"]:
+        """The ids as an array.
+
+        Raises:
+            InputError: ids outside 0 .. vocab_size - 1; all are listed.
+        """
+        array = np.asarray(ids, np.int64).reshape(-1)
+        wrong = np.flatnonzero((array < 0) | (array >= self.vocab_size))
+        if wrong.size:
+            raise InputError(
+                f"token ids outside the vocabulary; ids of this {self.kind} tokenizer run from 0 to "
+                f"{self.vocab_size - 1}:" + listed(f"{array[at]} at position {at}" for at in wrong)
+            )
+        return array
 
     @abstractmethod
     def to_json(self) -> str:
@@ -64,17 +87,4 @@ class Reader(ABC):
         Raises:
             ResourceError: the file cannot be written.
         """
-        path = Path(path)
-        partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        try:
-            try:
-                with partial.open("x", encoding="utf-8") as file:
-                    file.write(self.to_json())
-                    file.flush()
-                    os.fsync(file.fileno())
-                partial.replace(path)
-            except BaseException:
-                partial.unlink(missing_ok=True)
-                raise
-        except OSError as error:
-            raise ResourceError(f"cannot write the tokenizer to {path}: {error.strerror}") from error
+        save_file(Path(path), self.to_json().encode())

@@ -269,7 +269,7 @@ def _read(
     splits: list[Split] = [split_of[group] for group in corpus.groups]
 
     def documents() -> Iterator[tuple[Split, Iterable[str]]]:
-        return zip(splits, (pieces for pieces, _ in corpus.stream()), strict=True)
+        return zip(splits, (one.pieces for one in corpus.stream()), strict=True)
 
     training = chain.from_iterable(ends_of_words(pieces) for split, pieces in documents() if split == "train")
     return tokenizer or build_tokenizer(config.tokenizer, config.vocab_size, training), documents()

@@ -3,8 +3,6 @@
 import errno
 import json
 import os
-import secrets
-import shutil
 from array import array
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -21,6 +19,7 @@ from regard.tasks.base import SPLITS, Split
 from regard.tasks.reader import Reader
 from regard.tasks.ticking import Ticking
 from regard.tasks.tokenizer import Tokenizer, tokenizer_from_json
+from regard.writing import partial, sweep
 
 _FILES = ("meta.json", "tokenizer.json", *(f"{split}.{part}" for split in SPLITS for part in ("ids", "starts.npy")))
 _MEASURED = tuple(f"{split}.{part}" for split in SPLITS for part in ("nbytes", "text"))
@@ -68,14 +67,14 @@ def cache_folder(folder: str | None) -> Path:
     try:
         return (base if base.is_absolute() else Path.home() / ".cache") / "regard"
     except RuntimeError as error:
-        raise ResourceError("there is no home folder to keep token files in; choose a folder: --task.cache") from error
+        raise ResourceError("there is no home folder to keep token files in; set XDG_CACHE_HOME to a folder") from error
 
 
 def token_files(folder: Path, key: str, source: Source) -> TokenFiles:
     """The token files for `key`, written first if they are not there. Every byte of them is verified.
 
     They are written in a temporary folder that is renamed when it is complete, so that a reader sees all or nothing,
-    and of two writers one wins while both go on with the same content.
+    and of two writers one wins while both go on with the same content. What killed processes left is removed.
 
     Args:
         folder: of all token files.
@@ -87,20 +86,18 @@ def token_files(folder: Path, key: str, source: Source) -> TokenFiles:
         DataError: the files are there but damaged; or the corpus is.
     """
     path = folder / key
+    sweep(folder)
     if not path.exists():
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            partial = folder / f".partial-{secrets.token_hex(8)}"
-            partial.mkdir()
+            with partial(Path.mkdir, folder, ".partial-") as new:
+                _write(new, key, source)
+                _publish(new, path)
         except OSError as error:
-            raise _unwritable(folder, error) from error
-        try:
-            _write(partial, key, source)
-            _publish(partial, path)
-        except OSError as error:
-            raise _unwritable(folder, error) from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            raise ResourceError(
+                f"cannot write token files to {folder}: {error.strerror}; name another cache, or none and set "
+                "XDG_CACHE_HOME to a folder that can be written"
+            ) from error
     return _read(path)
 
 
@@ -131,9 +128,9 @@ def _write(folder: Path, key: str, source: Source) -> None:
     checksums.write_manifest(folder, (*_FILES, *measured))
 
 
-def _publish(partial: Path, path: Path) -> None:
+def _publish(new: Path, path: Path) -> None:
     try:
-        partial.rename(path)
+        new.rename(path)
     except OSError as error:
         # Another process was faster: its content is the same, the key says so.
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not path.exists():
@@ -174,7 +171,3 @@ def _read(path: Path) -> TokenFiles:
 def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
     """The numbers in a file; none cannot be mapped."""
     return np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype)
-
-
-def _unwritable(folder: Path, error: OSError) -> ResourceError:
-    return ResourceError(f"cannot write token files to {folder}: {error.strerror}; choose another folder: --task.cache")

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from jaxtyping import Int64, Integer
+from jaxtyping import Int64
 
-from regard.errors import CheckpointError, ConfigError, DataError, InputError, kind_of
+from regard.errors import CheckpointError, ConfigError, DataError, InputError, UnsafeFileError, kind_of
 from regard.reading import text
 from regard.tasks.byte_letters import byte_letters
-from regard.tasks.reader import Encoded, Reader
+from regard.tasks.pretrained_tokenizer import PretrainedTokenizer, model_of, told
+from regard.tasks.reader import Encoded, Ids, Reader
 
 if TYPE_CHECKING:
     import tokenizers
@@ -98,7 +99,7 @@ class Tokenizer(Reader):
                 ids = np.concatenate([ids, more])
         yield Encoded(ids, self.sizes[ids])
 
-    def to_bytes(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> bytes:
+    def to_bytes(self, ids: Ids) -> bytes:
         """The bytes that the ids stand for.
 
         Raises:
@@ -106,32 +107,19 @@ class Tokenizer(Reader):
         """
         return b"".join(self._pieces[self.checked(ids)])
 
-    def decode(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> str:
+    def decode(self, ids: Ids) -> str:
         """The text of the ids; bytes that are no UTF-8 become U+FFFD."""
         return self.to_bytes(ids).decode("utf-8", "replace")
 
-    def nbytes(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> int:
+    def nbytes(self, ids: Ids) -> int:
         """How many bytes the ids stand for; a separator is one."""
         return int(self.sizes[self.checked(ids)].sum())
 
-    def stream(self) -> "TextStream":
-        """A decoder for ids that arrive one after the other."""
-        return TextStream(self)
-
-    def checked(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> Int64[np.ndarray, "length"]:
-        """The ids as an array.
-
-        Raises:
-            InputError: ids outside 0 .. vocab_size - 1, with the first one and where it is.
-        """
-        array = np.asarray(ids, np.int64).reshape(-1)
-        wrong = np.flatnonzero((array < 0) | (array >= self.vocab_size))
-        if wrong.size:
-            raise InputError(
-                f"token id {array[wrong[0]]} at position {wrong[0]} is outside the vocabulary: ids of this {self.kind} "
-                f"tokenizer run from 0 to {self.vocab_size - 1}; use the tokenizer that made them"
-            )
-        return array
+    def stream(self, after: Ids = ()) -> "TextStream":
+        """A decoder for ids that arrive one after the other, behind those of `after`."""
+        stream = TextStream(self)
+        stream.feed(after)
+        return stream
 
 
 class ByteTokenizer(Tokenizer):
@@ -150,7 +138,7 @@ class ByteTokenizer(Tokenizer):
     def _encode(self, texts: Iterable[str]) -> Iterator[Int64[np.ndarray, "length"]]:
         return (np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int64) for text in texts)
 
-    def to_bytes(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> bytes:
+    def to_bytes(self, ids: Ids) -> bytes:
         return self.checked(ids).astype(np.uint8).tobytes()
 
     def to_json(self) -> str:
@@ -224,7 +212,9 @@ class BpeTokenizer(Tokenizer):
     def _encode(self, texts: Iterable[str]) -> Iterator[Int64[np.ndarray, "length"]]:
         waiting = iter(texts)
         while some := list(islice(waiting, _PIECES_AT_ONCE)):
-            for encoding in self._model.encode_batch_fast(some):
+            with told("the tokenizer cannot encode this text"):
+                encodings = self._model.encode_batch_fast(some)
+            for encoding in encodings:
                 yield np.array(encoding.ids, np.int64)
 
     def to_json(self) -> str:
@@ -309,11 +299,13 @@ class TextStream:
         (['', 'é', '!'], '')
     """
 
+    pending = ""
+
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def feed(self, ids: Integer[np.ndarray, "length"] | Sequence[int]) -> str:
+    def feed(self, ids: Ids) -> str:
         """The text that these ids complete."""
         return self._decoder.decode(self._tokenizer.to_bytes(ids))
 
@@ -363,14 +355,10 @@ def tokenizer_from_json(text: str) -> Reader:
         vocab_size = int(description["vocab_size"]) if kind == PUBLISHED else 0
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DataError(f"no description of a tokenizer: {error!r}") from error
-    from tokenizers import Tokenizer as Model
-
-    from regard.tasks.pretrained_tokenizer import PretrainedTokenizer
-
     try:
-        read = Model.from_str(model)
+        read = model_of(model, f"the {kind} tokenizer")
         return PretrainedTokenizer(read, vocab_size) if kind == PUBLISHED else BpeTokenizer(read)
-    except Exception as error:  # the library raises bare Exception
+    except (CheckpointError, DataError, UnsafeFileError) as error:
         raise DataError(f"no description of a {kind} tokenizer: {error}") from error
 
 

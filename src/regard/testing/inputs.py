@@ -36,10 +36,14 @@ def here() -> torch.device:
 
 @contextmanager
 def on(device: str) -> Iterator[None]:
-    """Within it, checks build and draw on this device; the numbers are those of the CPU."""
-    before = _HERE.set(device)
+    """Within it, checks build and draw on this device; the numbers are those of the CPU.
+
+    torch's global generators, which some checks seed, are put back at the end.
+    """
+    before, kind = _HERE.set(device), torch.device(device).type
     try:
-        yield
+        with torch.random.fork_rng([] if kind == "cpu" else [device], device_type=kind):
+            yield
     finally:
         _HERE.reset(before)
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 import regard
+from regard.writing import save_file
 
 
 @cache
@@ -30,9 +30,7 @@ def keep(folder: Path, name: str, found: Any) -> None:
         found: anything that JSON holds.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{name}.{os.getpid()}.partial"
-    partial.write_text(json.dumps({"sources": sources(), "found": found}), encoding="utf-8")
-    partial.replace(folder / f"{name}.json")
+    save_file(folder / f"{name}.json", json.dumps({"sources": sources(), "found": found}).encode())
 
 
 def kept(folder: Path, name: str) -> Any | None:

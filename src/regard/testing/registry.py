@@ -3,7 +3,7 @@
 import operator
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from regard import consent
@@ -54,15 +54,8 @@ class Check:
     excuses: tuple[Excuse, ...] = ()
     once: bool = False
     """only the first option set is checked, because the check is slow and options rarely matter to it"""
-    further: Callable[[Any], None] | None = None
-    """what is run on further option sets, where all of `run` would be slow; None: `run`"""
     elsewhere: str = ""
     """the check that runs in its place on mechanisms of other templates than `kind`"""
-
-    @property
-    def again(self) -> "Check":
-        """The check as it is on further option sets."""
-        return self if self.further is None else replace(self, run=self.further)
 
     def excuse(self, subject: Subject | type) -> str:
         """The fact that excuses a mechanism or a part, and the check in place of this one; empty: none does."""
@@ -100,7 +93,6 @@ def check(
     *excuses: tuple[str, str],
     kind: type = Attention,
     once: bool = False,
-    further: Callable[[Any], None] | None = None,
     elsewhere: str = "",
 ) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
     """Enter a function into the suite under its own name; its first docstring line is the law.
@@ -109,7 +101,6 @@ def check(
         excuses: (fact, substitute) pairs, see `Excuse`.
         kind: see `Check.kind`.
         once: see `Check.once`.
-        further: see `Check.further`.
         elsewhere: see `Check.elsewhere`.
     """
 
@@ -117,7 +108,7 @@ def check(
         name, law = run.__name__, (run.__doc__ or "").strip().splitlines()[0]
         assert name not in REGISTERED
         pairs = tuple(Excuse(*pair) for pair in excuses)
-        REGISTERED[name] = Check(name, law, run, kind, pairs, once, further, elsewhere)
+        REGISTERED[name] = Check(name, law, run, kind, pairs, once, elsewhere)
         return run
 
     return enter

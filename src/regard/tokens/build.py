@@ -36,6 +36,7 @@ from regard.tokens.plan import Piece, Plan, digest, plan
 from regard.tokens.shard import finished, write_shard
 from regard.tokens.texts import split_of, texts
 from regard.training.files import locked_folder, save_file, writing
+from regard.writing import is_partial, sweep
 
 SHARD_BYTES = 256 << 20
 SAMPLE_BYTES = 100 << 20
@@ -184,12 +185,10 @@ def _begin(out: Path, options: dict[str, Any]) -> None:
                 f"{out} was begun with {'; '.join(others) or 'another version'}; give the same, or another name"
             )
     else:
-        if any(path.name != f".{BUILD}.partial" for path in out.iterdir()):
+        if not all(map(is_partial, out.iterdir())):
             raise ConfigError(f"{out} holds something else than a token store; choose another name")
         save_file(out / BUILD, begins)
-    with writing(out):
-        for path in out.glob(".*.partial"):
-            path.unlink(missing_ok=True)
+    sweep(out)
 
 
 def _tokenizer(

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import zlib
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -19,19 +18,18 @@ from regard.tasks.reader import Reader
 from regard.tasks.token_store import BLOCK_BYTES, BOUNDS, IDS, KINDS, RECORD, SUM, SUMS, Amount, Shard, token_kind
 from regard.tasks.tokenizer import Tokenizer
 from regard.tokens.texts import split_of
-from regard.training.files import save_file, writing
+from regard.writing import new_file, save_file, writing
 
 
 class Written:
     """A file that is written from its beginning to its end, and named when it is whole and on disk."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._partial = path, path.with_name(f".{path.name}.{os.getpid()}.partial")
+        self.path, self._new = path, new_file(path)
         self._digest, self.size = hashlib.sha256(), 0
 
     def __enter__(self) -> Self:
-        with writing(self.path):
-            self._file = self._partial.open("xb", buffering=1 << 20)
+        self._file = self._new.__enter__()
         return self
 
     def write(self, data: bytes) -> None:
@@ -47,15 +45,7 @@ class Written:
         return Entry(self._digest.hexdigest(), self.size)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        try:
-            with writing(self.path), self._file:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-            if kind is None:
-                with writing(self.path):
-                    self._partial.replace(self.path)
-        finally:
-            self._partial.unlink(missing_ok=True)
+        self._new.__exit__(kind, error, at)
 
 
 class Tokens(Written):

@@ -8,7 +8,7 @@ are; the next one that continues them writes it.
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
@@ -22,9 +22,8 @@ from regard.tasks.reader import Reader
 from regard.tasks.tokenizer import load_tokenizer
 from regard.training import toml
 from regard.training.config import RunConfig
-from regard.training.files import discard, unlinked, write_json, writing
+from regard.training.files import own_folder, write_json, writing
 from regard.training.identity import Identity
-from regard.training.interruption import locked
 
 CONFIG = "config.toml"
 FILES = (CONFIG, "tokenizer.json", "labels.json", "images.json", "start.json")
@@ -35,36 +34,25 @@ def fresh(out: Path) -> Iterator[Path]:
     """A folder that becomes the run when all of it is written: a run directory is there whole or not at all.
 
     What a killed process left of it is thrown away. Whoever begins the same run meanwhile is refused and changes
-    nothing: the folder keeps its lock while it becomes the run, whose trainer takes another one.
+    nothing.
     """
-    partial = out.parent / f".{out.name}.partial"
-    lock = partial / ".begun"
     above = [folder for folder in out.absolute().parents if not folder.exists()]
     with writing(out):
-        unlinked(partial).mkdir(parents=True, exist_ok=True)
-    with locked(out, lock):
-        try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with ExitStack() as stack:
             with writing(out):
-                _clear(partial, but=lock)
+                partial = stack.enter_context(own_folder(out.parent / f".{out.name}.partial"))
             yield partial
             if out.exists() and (not out.is_dir() or any(out.iterdir())):
                 raise ConfigError(f"{out} was written by another process meanwhile; choose another name")
             with writing(out):
                 partial.rename(out)
-        except BaseException:
-            with suppress(OSError):
-                _clear(partial, but=lock)
-                lock.unlink()
-                for folder in (partial, *above):
-                    folder.rmdir()
-            raise
-        (out / lock.name).unlink()
-
-
-def _clear(folder: Path, *, but: Path) -> None:
-    for path in folder.iterdir():
-        if path != but:
-            discard(path)
+    except BaseException:
+        with suppress(OSError):
+            for folder in above:
+                folder.rmdir()
+        raise
 
 
 def record(run: Path, identity: Identity) -> None:
@@ -88,7 +76,10 @@ def configuration(run: Path, *, trust: bool, edited: bool) -> RunConfig:
         ConfigError: there is no run. Others: as `toml.load` and `require`.
     """
     if not (run / CONFIG).exists():
-        raise ConfigError(f"{run} is not a run: it has no {CONFIG}. Start one with regard train")
+        raise ConfigError(
+            f"{run} is not a run: it has no {CONFIG}. Start one with regard train; published "
+            "weights are a .gguf file, a Hugging Face folder or package:NAME"
+        )
     config = toml.load(run / CONFIG, trust=trust)
     require(run, edited=edited, trust=trust)
     return config

@@ -18,8 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from regard.errors import CheckpointError, ResourceError
-from regard.moved import current_names
+from regard.errors import CheckpointError
 from regard.training import shards, standing
 from regard.training.files import load_folder, remove_folder, save_file, save_folder
 from regard.training.random_states import rng_states
@@ -27,6 +26,8 @@ from regard.training.standing import IN_SHARDS, WHOLE, Progress
 
 _NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 _LOG = logging.getLogger("regard")
+_UNTAUGHT = {"step": torch.zeros(())}
+"""what is saved of a parameter that never had a gradient, of which the optimizer remembers nothing"""
 
 
 @dataclass(frozen=True)
@@ -152,12 +153,6 @@ def opened(path: Path, files: Mapping[str, bytes], parts: Collection[str]) -> Ch
                 tensors[part] = safetensors.torch.load(files[f"{part}.safetensors"])
     except (KeyError, ValueError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{path} is incomplete or malformed ({type(error).__name__}: {error})") from None
-    for name, x in tensors["optimizer"].items():
-        if name.endswith("/exp_avg_sq") and bool((x < 0).any()):
-            raise CheckpointError(
-                f"{path}: {name} has numbers below 0, and no mean of squares is: what processes that share heads saved "
-                "before 2026-11-27, once resumed, may have moments of each other, and no training goes on from that"
-            )
     return Checkpoint(path, progress, **tensors)
 
 
@@ -223,17 +218,13 @@ def retain(folder: Path, keep: int, *, damaged: Collection[Path] = ()) -> None:
             remove_folder(path)
 
 
-def export(path: Path, target: Path) -> None:
-    """Copy the model of a verified checkpoint to one safetensors file, there whole or not at all.
+def export(saved: Checkpoint, target: Path) -> None:
+    """Write the model of a checkpoint to one safetensors file, there whole or not at all.
 
     Raises:
-        CheckpointError: the checkpoint does not verify. ResourceError: the file exists, or cannot be written.
+        ResourceError: the file cannot be written.
     """
-    files = load_folder(path)
-    data = files.get("model.safetensors") or _packed(opened(path, files, ("model",)).model)
-    if target.exists():
-        raise ResourceError(f"{target} exists; choose another name: nothing is ever overwritten")
-    save_file(target, data)
+    save_file(target, _packed(saved.model))
 
 
 def own_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -291,10 +282,9 @@ def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
 
 def _model_pairs(model: nn.Module, checkpoint: Checkpoint) -> list[tuple[Tensor, Tensor]]:
     """(tensor of the model, its saved value) of all."""
-    tensors, names = own_tensors(model), current_names(model, checkpoint.model)
-    written = {names[name]: tensor for name, tensor in checkpoint.model.items()}
-    _require_same(checkpoint.path, tensors, written)
-    return [(tensor, written[name]) for name, tensor in tensors.items()]
+    tensors = own_tensors(model)
+    _require_same(checkpoint.path, tensors, checkpoint.model)
+    return [(tensor, checkpoint.model[name]) for name, tensor in tensors.items()]
 
 
 def _require_same(path: Path, wanted: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
@@ -319,28 +309,27 @@ def _optimizer_state(
 ) -> dict[int, dict[str, Tensor]]:
     """The saved state of every parameter, by its place in the optimizer.
 
-    The fused optimizer reads it without looking at its shape. A parameter that never had a gradient has no state; where
-    no parameter has one, no step was done.
+    The fused optimizer reads it without looking at its shape. A parameter that never had a gradient has 0 steps and
+    nothing else.
     """
-    names = current_names(model, {key.rpartition("/")[0] for key in checkpoint.optimizer})
-    state: dict[str, dict[str, Tensor]] = {name: {} for name in names.values()}
+    state: dict[str, dict[str, Tensor]] = {}
     for key, tensor in checkpoint.optimizer.items():
-        written, _, kind = key.rpartition("/")
-        state[names[written]][kind] = tensor
-    if checkpoint.progress.step and not state:
-        raise CheckpointError(
-            f"{checkpoint.path}: the optimizer's file is empty after {checkpoint.progress.step} steps"
-        )
+        name, _, kind = key.rpartition("/")
+        state.setdefault(name, {})[kind] = tensor
     optimized = {parameter: position for position, parameter in enumerate(_optimized(optimizer))}
     positions = {name: optimized[x] for name, x in model.named_parameters() if x in optimized}
-    count = torch.zeros((), dtype=torch.float32)
     wanted: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        if name in state and name in positions:
-            wanted |= {f"{name}/step": count, f"{name}/exp_avg": parameter, f"{name}/exp_avg_sq": parameter}
+        if name in positions:
+            moments = {} if _untaught(state.get(name, {})) else {"exp_avg": parameter, "exp_avg_sq": parameter}
+            wanted |= {f"{name}/{kind}": x for kind, x in {**_UNTAUGHT, **moments}.items()}
     saved = {f"{name}/{kind}": tensor for name, kinds in state.items() for kind, tensor in kinds.items()}
     _require_same(checkpoint.path, wanted, saved)
-    return {positions[name]: each for name, each in state.items()}
+    return {positions[name]: kinds for name, kinds in state.items() if not _untaught(kinds)}
+
+
+def _untaught(kinds: Mapping[str, Tensor]) -> bool:
+    return kinds.keys() == {"step"} and not kinds["step"].any()
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -349,7 +338,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     return {
         f"{names[parameter]}/{kind}": tensor
         for parameter in _optimized(optimizer)
-        for kind, tensor in optimizer.state.get(parameter, {}).items()
+        for kind, tensor in (optimizer.state.get(parameter) or _UNTAUGHT).items()
     }
 
 

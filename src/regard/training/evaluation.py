@@ -100,6 +100,7 @@ def score(
     num_targets: int | None = None,
     stopped: Callable[[], bool] = lambda: False,
     each: Callable[[Batch, Tensor], None] = lambda batch, logits: None,
+    tell: Callable[[int, int], None] = lambda done, count: None,
     forward: Forward = straight,
     carry: bool = False,
     share: Callable[[Sequence[int]], Sequence[int]] = lambda chosen: chosen,
@@ -120,6 +121,7 @@ def score(
         num_targets: targets are below; None: they are token ids.
         stopped: asked between batches; once it says so, evaluation gives up.
         each: called with every batch and its logits, for what sums do not say.
+        tell: called after every batch with the number of examples so far, and of all.
         forward: what gives the output for a batch, where that depends on more than the model reads; not with `carry`.
         carry: read whole documents, window after window, with the memory of a decoder going on.
         share, cut, merged: the examples that this process measures, what it has of a batch of them, and the scores of
@@ -141,6 +143,7 @@ def score(
             raise ConfigError("a memory is carried by the decoder alone: leave the datastore or the memory out")
         carried, batches = reading(model, examples, batch_size, limit)
     scores: Scores | None = Scores()
+    done = 0
     with _evaluating(model), torch.no_grad():
         for ids, fresh, rows in batches:
             if stopped():
@@ -157,6 +160,7 @@ def score(
                 carried.leaving(output.state)
             nats, correct = measure(logits, batch.targets)
             each(batch, logits)
+            tell(done := done + len(batch.documents), len(chosen))
             kept = (batch.targets != IGNORE).sum(1)
             rows = zip(nats.tolist(), kept.tolist(), correct.tolist(), batch.nbytes, strict=True)
             for document, row in zip(batch.documents, rows, strict=True):

@@ -1,13 +1,12 @@
 """Writing that survives a crash: a folder is there whole or not at all."""
 
 import errno
-import fcntl
 import json
 import os
 import shutil
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -16,25 +15,12 @@ from regard import checksums
 from regard.checksums import MANIFEST, Entry
 from regard.errors import CheckpointError, ResourceError, UnsafeFileError
 from regard.reading import content
+from regard.writing import discard, locked, save_file, sync, writing
 
 Read = TypeVar("Read")
 
 MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EIO)
 """what the system says of files that are gone or damaged; anything else, such as no permission, says nothing of them"""
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn what the system says against writing `path` into a ResourceError that names it."""
-    try:
-        yield
-    except OSError as error:
-        refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
-        way = "Choose" if refused else "Free some space or choose"
-        raise ResourceError(
-            f"cannot write {path}: {error.strerror or error}. {way} a folder that can be written; what was saved "
-            "before is intact"
-        ) from error
 
 
 def save_folder(target: Path, files: Mapping[str, bytes]) -> None:
@@ -59,9 +45,14 @@ class NewFolder:
     entries: dict[str, Entry] = field(default_factory=dict)
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file, forced to disk."""
-        _write(self.path / name, data)
-        self.entries[name] = Entry.of(data)
+        """Write a file, forced to disk; the manifest has none of those in folders inside."""
+        path = self.path / name
+        path.parent.mkdir(exist_ok=True)
+        _write(path, data)
+        if path.parent == self.path:
+            self.entries[name] = Entry.of(data)
+        else:
+            sync(path.parent)
 
 
 @contextmanager
@@ -75,17 +66,17 @@ def new_folder(target: Path) -> Iterator[NewFolder]:
     """
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _own(target.parent / f".{target.name}.partial") as partial:
+        with own_folder(target.parent / f".{target.name}.partial") as partial:
             folder = NewFolder(partial)
             yield folder
             _write(partial / MANIFEST, (json.dumps(checksums.manifest(folder.entries), indent=1) + "\n").encode())
-            _sync(partial)
+            sync(partial)
             os.rename(partial, target)
-        _sync(target.parent)
+        sync(target.parent)
 
 
 @contextmanager
-def _own(partial: Path) -> Iterator[Path]:
+def own_folder(partial: Path) -> Iterator[Path]:
     """An empty folder that nobody else writes meanwhile; what a killed process left of it is thrown away.
 
     It is locked while it is written, which ends with the process that wrote it, and removed after an error.
@@ -93,11 +84,7 @@ def _own(partial: Path) -> Iterator[Path]:
     if partial.is_symlink() or not partial.is_dir():
         discard(partial)
     partial.mkdir(exist_ok=True)
-    folder = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(folder), os.stat(partial)):
-            raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK))  # it was renamed meanwhile
+    with locked(partial):
         try:
             for path in partial.iterdir():
                 discard(path)
@@ -105,26 +92,6 @@ def _own(partial: Path) -> Iterator[Path]:
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-    except BlockingIOError as error:
-        raise OSError(errno.EBUSY, "another process or thread is writing it") from error
-    finally:
-        os.close(folder)
-
-
-def save_file(target: Path, data: bytes) -> None:
-    """Write one file, forced to disk and then named: it is there whole or, after a crash or an error, as before.
-
-    Raises:
-        ResourceError: it cannot be written.
-    """
-    partial = target.with_name(f".{target.name}.partial")
-    with writing(target):
-        try:
-            _write(partial, data)
-            os.replace(partial, target)
-        finally:
-            partial.unlink(missing_ok=True)
-        _sync(target.parent)
 
 
 def load_folder(folder: Path, only: Collection[str] | None = None) -> dict[str, bytes]:
@@ -138,12 +105,15 @@ def load_folder(folder: Path, only: Collection[str] | None = None) -> dict[str, 
         CheckpointError: a file is missing, has another size or another SHA-256; or there is no sound manifest.
         ResourceError: one that is there cannot be read, which says nothing about what it holds.
     """
-    files = {}
-    for name, entry in listed(folder).items():
-        if only is None or name in only:
-            files[name] = _contents(folder / name)
-            _require(entry, Entry.of(files[name]), folder / name)
-    return files
+    chosen = {name: entry for name, entry in listed(folder).items() if only is None or name in only}
+    return {name: load_file(folder / name, entry) for name, entry in chosen.items()}
+
+
+def load_file(path: Path, entry: Entry) -> bytes:
+    """A file, verified. Raises as `load_folder`."""
+    data = _contents(path)
+    _require(entry, Entry.of(data), path)
+    return data
 
 
 def listed(folder: Path) -> dict[str, Entry]:
@@ -175,14 +145,6 @@ def remove_folder(folder: Path) -> None:
         discard(doomed)
 
 
-def discard(path: Path) -> None:
-    """Remove what a killed process left, whatever it is; of a link the link, and nothing that it leads to."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def unlinked(path: Path) -> Path:
     """The path of a file or folder that is about to be written in a run, which is no link: it could lead anywhere.
 
@@ -204,16 +166,10 @@ def locked_folder(folder: Path) -> Iterator[None]:
     Raises:
         ResourceError: somebody else does, or the folder cannot be opened.
     """
-    with writing(folder):
-        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ResourceError(f"cannot write {folder}: another process or thread is writing it") from error
+    with ExitStack() as stack:
+        with writing(folder):
+            stack.enter_context(locked(folder.resolve()))
         yield
-    finally:
-        os.close(opened)
 
 
 def open_own(path: Path, flags: int) -> int:
@@ -248,9 +204,7 @@ def _read(path: Path, how: Callable[[Path], Read]) -> Read:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, and its folder if need be; as `save_file` does."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    """Write a text file as `save_file` does."""
     save_file(path, text.encode())
 
 
@@ -265,11 +219,3 @@ def _write(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

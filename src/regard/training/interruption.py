@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import IO
 
 from regard.errors import ResourceError
 from regard.training.files import open_own, writing
@@ -24,11 +23,11 @@ class Interrupted(SystemExit):
 
 
 class Signals:
-    """Inside the block, the first SIGTERM or SIGINT is noted in `received`; a second one acts as it did before.
+    """Inside the block, the first SIGTERM, SIGINT or SIGHUP is noted in `received`; a second one acts as it did before.
 
-    One that nobody has answered with an exception by the end of the block acts then, so that none is swallowed. Python
-    delivers signals to the main thread only: in other threads nothing is noted, nor is a signal that the process
-    ignores.
+    Not so a second SIGHUP: a terminal that is closed sends several. One that nobody has answered with an exception by
+    the end of the block acts then, so that none is swallowed. Python delivers signals to the main thread only: in other
+    threads nothing is noted, nor is a signal that the process ignores.
     """
 
     def __init__(self) -> None:
@@ -37,7 +36,7 @@ class Signals:
 
     def __enter__(self) -> "Signals":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, self._note)
         return self
@@ -45,53 +44,32 @@ class Signals:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._put_back()
+        self._put_back(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         if self.received and kind is None:
             signal.raise_signal(self.received)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = signal.Signals(number)
-        self._put_back()
+        self._put_back(signal.SIGTERM, signal.SIGINT)
 
-    def _put_back(self) -> None:
-        while self._previous:
-            number, handler = self._previous.popitem()
-            signal.signal(number, handler)  # type: ignore[arg-type]
+    def _put_back(self, *numbers: int) -> None:
+        for number in self._previous.keys() & numbers:
+            signal.signal(number, self._previous.pop(number))  # type: ignore[arg-type]
 
 
 @contextmanager
-def locked(run: Path, lock: Path | None = None) -> Iterator[None]:
+def locked(run: Path) -> Iterator[None]:
     """Hold a run directory; the system lets go of it when the process ends, however it ends.
-
-    Args:
-        run: what is held.
-        lock: the file that stands for it, in a folder that may become the run; None: `.lock` in the run.
 
     Raises:
         ResourceError: another process holds it. UnsafeFileError: the lock is a link.
     """
-    path = run / ".lock" if lock is None else lock
-    held = ResourceError(f"{run} is being trained by another process; wait for it or stop it")
+    path = run / ".lock"
     with writing(path):
-        try:
-            file = open(open_own(path, os.O_RDWR), "r+b")  # noqa: SIM115
-        except FileNotFoundError:
-            if lock is None:
-                raise
-            raise held from None  # by now the folder is another's run
+        file = open(open_own(path, os.O_RDWR), "r+b")  # noqa: SIM115
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise held from None
-        if lock is not None and not _names(lock, file):
-            raise held
+            raise ResourceError(f"{run} is being trained by another process; wait for it or stop it") from None
         yield
-
-
-def _names(path: Path, file: IO[bytes]) -> bool:
-    """Whether a path still leads to an open file."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False

@@ -9,7 +9,6 @@ the line's checksum, `sha256` (`regard.checksums`).
 
 import json
 import os
-import re
 import resource
 import sys
 import time
@@ -19,14 +18,12 @@ from typing import Any
 
 import torch
 
-from regard.checksums import KEY, opened, sealed
+from regard.checksums import opened, sealed
 from regard.errors import CheckpointError, ConfigError
 from regard.reading import content
 from regard.training.files import open_own, writing
 
 Record = Mapping[str, object]
-
-_SEAL = re.compile(rb'"[0-9a-f]{64}"}$')
 
 
 class MetricsLog:
@@ -195,24 +192,14 @@ def _contents(path: Path) -> bytes:
 
 
 def _records(path: Path, lines: bytes) -> list[dict[str, object]]:
-    """The finished lines. The first ones may be of a version that wrote no checksums."""
+    """The finished lines."""
     records: list[dict[str, object]] = []
-    earlier = True
     for number, line in enumerate(lines.split(b"\n")[:-1], 1):
         try:
-            # A damaged name of a checksum, or a damaged checksum, is not the mark of an earlier version.
-            earlier = earlier and KEY.encode() not in line and not _SEAL.search(line)
-            records.append(_object(line) if earlier else opened(line))
+            records.append(opened(line))
         except (ValueError, RecursionError) as error:
             raise _damaged(path, number, error) from None
     return records
-
-
-def _object(line: bytes) -> dict[str, object]:
-    found = json.loads(line)
-    if not isinstance(found, dict):
-        raise ValueError(f"it holds {type(found).__name__}, not an object")
-    return found
 
 
 def _numbers(record: Record) -> list[tuple[str, float]]:

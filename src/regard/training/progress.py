@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import TextIO
 
@@ -23,7 +24,8 @@ class Display:
         self.label = label
         self.stream = stream or sys.stderr
         self._bar: Progress | None = None
-        self._task: TaskID | None = None
+        self._task = TaskID(0)
+        self._told: tuple[object, float] = (None, 0.0)
         self._first: tuple[float, int] | None = None
         self._left = ""
         self._said = ""
@@ -37,6 +39,7 @@ class Display:
                 TextColumn("{task.fields[said]}"),
                 console=Console(file=self.stream),
             )
+            self._task = self._bar.add_task(self.label, total=None, said="")
             self._bar.start()
         return self
 
@@ -44,10 +47,15 @@ class Display:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            with suppress(OSError):
+                self._bar.stop()
 
     def __call__(self, event: Record) -> None:
-        """Show one event of `Trainer`."""
+        """Show one event of `Trainer`; a terminal that was closed meanwhile stops no training."""
+        with suppress(OSError):
+            self._show(event)
+
+    def _show(self, event: Record) -> None:
         match event["kind"]:
             case "step":
                 self._step(int(str(event["step"])), int(str(event["steps"])))
@@ -56,6 +64,8 @@ class Display:
                 assert isinstance(timing, dict)
                 self._said = f"loss {event['loss']:.4f} nats  {timing['tokens_per_second']:,.0f} tokens/s"
                 self._line(f"step {event['step']}{_stage(event)}  {self._said}  {self._left}")
+            case "evaluating":
+                self._evaluating(event["step"], f"evaluating: {event['done']:,} of {event['examples']:,} examples")
             case "evaluate":
                 bits, accuracy = event["bits_per_byte"], event["accuracy"]
                 quality = f"accuracy {accuracy:.3f}" if bits is None else f"{bits:.4f} bits per byte"
@@ -80,11 +90,19 @@ class Display:
         if step > since:
             seconds = round((now - started) / (step - since) * (steps - step))
             self._left = f"{seconds // 60}:{seconds % 60:02d} left"
-        if self._bar is None:
-            return
-        if self._task is None:
-            self._task = self._bar.add_task(self.label, total=steps, said="")
-        self._bar.update(self._task, completed=step, said=f"{self._said}  {self._left}")
+        if self._bar is not None:
+            self._bar.update(self._task, total=steps, completed=step, said=f"{self._said}  {self._left}")
+
+    def _evaluating(self, step: object, text: str) -> None:
+        """On a terminal in the bar, elsewhere a line every ten seconds."""
+        now = time.monotonic()
+        if self._told[0] != step:
+            self._told = step, now
+        if self._bar is not None:
+            self._bar.update(self._task, said=text)
+        elif now >= self._told[1] + 10:
+            self._told = step, now
+            self._line(text)
 
     def _line(self, text: str, important: bool = False) -> None:
         """A plain line; on a terminal the bar shows what is not important."""

@@ -90,7 +90,7 @@ def train(
     Raises:
         ConfigError: `out` exists (without `resume`), or holds another configuration; weights that cannot do this task.
         DataError, ResourceError, CheckpointError, NumericsError: as `Trainer.fit`.
-        Interrupted: SIGTERM or SIGINT came; a checkpoint is saved, and `resume=True` goes on from there.
+        Interrupted: SIGTERM, SIGINT or SIGHUP came; a checkpoint is saved, and `resume=True` goes on from there.
 
     Example:
         >>> train(RunConfig(), "runs/first")  # doctest: +SKIP

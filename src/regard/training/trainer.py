@@ -137,7 +137,7 @@ class Trainer:
             NumericsError: a loss or gradient is not finite; parameters and optimizer are those of the step before.
             ResourceError: no space, no permission or no memory; earlier checkpoints are intact.
             CheckpointError: the run cannot be continued. UnsafeFileError: it writes through links.
-            Interrupted: SIGTERM or SIGINT came; a checkpoint is saved.
+            Interrupted: SIGTERM, SIGINT or SIGHUP came; a checkpoint is saved.
         """
         with ExitStack() as stack:
             stack.enter_context(self.ranks.held(self.run))
@@ -306,7 +306,7 @@ class Trainer:
         )
 
     def _evaluate(self) -> None:
-        config, progress = self.config, self.progress
+        config, progress, where = self.config, self.progress, {"kind": "evaluating", **self._where()}
         with self.ranks.whole(self.model):
             scores = score(
                 self.model,
@@ -318,6 +318,7 @@ class Trainer:
                 limit=config.evaluate_examples,
                 num_targets=self.num_targets,
                 stopped=lambda: self.ranks.stopped(self.signals.received is not None),
+                tell=lambda done, count: self._tell({**where, "done": done, "examples": count}),
                 carry=config.carry,
                 share=self.ranks.share,
                 cut=self.ranks.cut,
@@ -325,13 +326,12 @@ class Trainer:
             )
         if scores is None:
             return
-        summary = scores.summary(self.metric)
         if not math.isfinite(scores.total.nats):
             raise NumericsError(
                 f"evaluation after step {progress.step}: the validation loss is {scores.total.nats}; "
                 f"look at the validation data, or {self._retry()}"
             )
-        self._write({"kind": "evaluate", **self._where(), "split": "valid", **summary})
+        self._write({"kind": "evaluate", **self._where(), "split": "valid", **scores.summary(self.metric)})
         progress.evaluated_step, progress.score = progress.step, scores.total.nats / scores.total.tokens
         self._saved_step = None
 

@@ -297,6 +297,20 @@ def test_parts_over_disjoint_keys_merge(spec: str, causal: bool) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_a_part_without_weight_may_hold_anything(odd: float) -> None:
+    """Its values reach neither the merged ones nor a gradient."""
+    values = [draw(3, 4), torch.full((3, 4), odd, dtype=torch.float64)]
+    sums = [draw(3, seed=1), torch.tensor([float("-inf"), float("-inf"), -1e4], dtype=torch.float64)]
+    leaves = [x.requires_grad_() for x in (*values, *sums)]
+    merged, lse = merge(list(zip(values, sums, strict=True)))
+    assert torch.equal(merged, values[0])
+    assert torch.equal(lse, sums[0])
+    slopes = torch.autograd.grad(merged.square().sum() + lse.square().sum(), leaves)
+    for got, expected in zip(slopes, (2 * values[0], 0 * values[0], 2 * sums[0], 0 * sums[0]), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
 def test_a_slot_is_not_negative() -> None:
     mechanism = regard.build("softmax", regard.Heads(count=1, key_dim=4))
     with pytest.raises(regard.ShapeError, match="query_start is a slot"):

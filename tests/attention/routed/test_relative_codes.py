@@ -158,7 +158,7 @@ def test_refusals():
     with pytest.raises(UnsupportedError, match="without causality no key is recent"):
         make(causal=False, relative=True)
     with pytest.raises(UnsupportedError, match="relative=True has a bias for recent ones"):
-        AttentionLayer(12, "vector_quantized", heads=2, position="transformer_xl")
+        AttentionLayer(12, "vector_quantized", heads=2, position="transformer_xl", causal=True)
     mechanism = make(relative=True, num_codes=4, block_size=3)
     with pytest.raises(UnsupportedError, match="left padding"):
         mechanism(*inputs(5), key_mask=torch.tensor([[False, True, True, True, True]]))

@@ -212,6 +212,33 @@ def learns_one_step(share: bool, decay: float) -> None:
     assert abs(loss.item() - total / keep.sum().item()) < 1e-10 * total
 
 
+@pytest.mark.parametrize("form", ["exact", "paper"])
+def test_commitment_counts_each_head_of_keys_once(form):
+    mechanism = make(False, count=4, kv_count=2, num_clusters=3, share=False, form=form).train()
+    q, k, v = randn(2, 4, 12, 6), randn(2, 2, 12, 6, seed=1), randn(2, 2, 12, 5, seed=2)
+    total = 0.0
+    for side in (q, k):
+        for h in range(side.shape[1]):
+            centroids = mechanism.centroids[h * 2 // side.shape[1]].tolist()
+            for vector in side[:, h].flatten(0, 1).tolist():
+                x = standard(vector)
+                c = max(range(3), key=lambda c: dot(x, centroids[c]))
+                total += sum((a - 6**0.5 * b) ** 2 for a, b in zip(x, centroids[c], strict=True)) / 2
+    assert abs(mechanism(q, k, v).losses["commitment"].item() - total / 24) < 1e-10 * total
+
+
+def test_near_centroids_take_a_token_alike_alone_and_in_a_sequence():
+    """Of width 2 every normalised vector lies on one line, so that every centroid is near another."""
+    mechanism = make(num_clusters=12, key_dim=2, dtype=torch.float32)
+    q, v = randn(1, 2, 60, 2, dtype=torch.float32), randn(1, 2, 60, 5, seed=1, dtype=torch.float32)
+    state, steps = mechanism.initial_state(1), []
+    for at in range(60):
+        token = q[:, :, at : at + 1]
+        answer = mechanism(token, token, v[:, :, at : at + 1], state=state)
+        state, steps = answer.state, [*steps, answer.values]
+    assert_close(torch.cat(steps, 2), mechanism(q, q, v).values, tolerance=1e-5, what="token by token")
+
+
 def test_a_cluster_that_gathered_nothing_keeps_its_place():
     mechanism = make(num_clusters=40).train()
     before = mechanism.centroids.clone()

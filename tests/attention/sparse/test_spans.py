@@ -212,7 +212,7 @@ def test_a_token_whose_span_is_no_number_gets_none(impl: str) -> None:
 
 def test_no_token_asks_for_no_span() -> None:
     x = draw(2, 5, 8).float()
-    layer = AttentionLayer(8, "dynamic_span(max_span=20, ramp=4)", heads=2).train()
+    layer = AttentionLayer(8, "dynamic_span(max_span=20, ramp=4)", heads=2, causal=True).train()
     mask = torch.ones(2, 5, dtype=torch.bool)
     assert layer.remember(x, key_mask=mask, state=layer.initial_state(2)).length == 5
     nothing, span = draw(2, 4, 0, 4), torch.zeros(2, 4, 0, 1, dtype=torch.float64)

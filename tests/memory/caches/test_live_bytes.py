@@ -24,7 +24,7 @@ EVICTIONS = [name for name in SPECS if name != "quantized"]
 
 
 def layer_of(spec: str) -> AttentionLayer:
-    layer = AttentionLayer(DIM, "softmax", heads=4, kv_heads=2, position="rotary").eval()
+    layer = AttentionLayer(DIM, "softmax", heads=4, kv_heads=2, position="rotary", causal=True).eval()
     layer.cache = layer.cache_of(spec).eval()
     return layer
 
@@ -90,7 +90,7 @@ def test_codes_hold_what_the_formula_says_and_the_room_that_tapes_double_into():
     layer = layer_of(SPECS["quantized"])
     cache = layer.cache
     assert isinstance(cache, Cache)
-    exact = AttentionLayer(DIM, "softmax", heads=4, kv_heads=2).attention
+    exact = AttentionLayer(DIM, "softmax", heads=4, kv_heads=2, causal=True).attention
     with torch.no_grad():
         for length in (300, 600):
             x = torch.randn(1, length, DIM, generator=torch.Generator().manual_seed(0))

@@ -102,7 +102,7 @@ def test_a_state_belongs_to_its_policy_and_its_options():
 @pytest.mark.parametrize("position", ["alibi", "t5_bias", "transformer_xl"])
 def test_biases_are_read_at_the_distances_that_slots_have(position):
     """Sinks and a window in a layer, as the same layer under a mask of its keys."""
-    layer = AttentionLayer(16, "softmax", heads=2, position=position).double().eval()
+    layer = AttentionLayer(16, "softmax", heads=2, position=position, causal=True).double().eval()
     for weight in layer.parameters():
         torch.nn.init.normal_(weight, generator=torch.Generator().manual_seed(weight.numel()))
     x = torch.randn(2, 20, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -130,7 +130,7 @@ def test_prompts_of_unequal_length_go_on_as_each_alone(spec):
 
 @torch.no_grad()
 def test_a_nan_under_padding_reaches_no_weight():
-    layer = AttentionLayer(16, "softmax", heads=2, position="rotary").double().eval()
+    layer = AttentionLayer(16, "softmax", heads=2, position="rotary", causal=True).double().eval()
     layer.cache = layer.cache_of("h2o(budget=6)").eval()
     x = torch.randn(1, 20, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     mask = torch.ones(1, 20, dtype=torch.bool)
@@ -142,7 +142,7 @@ def test_a_nan_under_padding_reaches_no_weight():
 @torch.no_grad()
 def test_a_skipped_layer_remembers_as_it_would_have_attended():
     for spec in ("streaming(budget=9)", "key_norm(budget=8)"):
-        layer = AttentionLayer(16, "softmax", heads=2, position="rotary").double().eval()
+        layer = AttentionLayer(16, "softmax", heads=2, position="rotary", causal=True).double().eval()
         layer.cache = layer.cache_of(spec).eval()
         x = torch.randn(1, 20, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         attended = layer(x, state=layer.initial_state(1)).state
@@ -152,7 +152,7 @@ def test_a_skipped_layer_remembers_as_it_would_have_attended():
 
 
 def test_layers_that_have_no_list_of_slots_of_their_own():
-    for options in ({"memory": "recent(length=4)"}, {"context_dim": 8}):
+    for options in ({"memory": "recent(length=4)", "causal": True}, {"context_dim": 8}):
         with pytest.raises(UnsupportedError, match="self-attention without a memory"):
             AttentionLayer(16, "softmax", heads=2, **options).cache_of("h2o")
     model = model_of(attention=("softmax", "linear"))

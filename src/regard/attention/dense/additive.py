@@ -70,7 +70,7 @@ class Additive(Dense):
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """W_q q and W_k k."""
-        return q @ self.query.mT, k @ self.key.mT
+        return q @ self.query.mT.to(q.dtype), k @ self.key.mT.to(k.dtype)
 
     def weights(self) -> list[Tensor]:
         """w_v."""

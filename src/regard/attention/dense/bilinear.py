@@ -50,7 +50,7 @@ class Bilinear(Dense):
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """q^T W, and the keys as they are."""
-        return q @ self.weight, k
+        return q @ self.weight.to(q.dtype), k
 
     def average(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """The softmax of the inner products of q^T W and k."""

@@ -97,7 +97,7 @@ class Graph(Dense):
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """a_1 . q and a_2 . k: the score of a pair is a function of their sum."""
-        return q @ self.query[:, :, None], k @ self.key[:, :, None]
+        return q @ self.query[:, :, None].to(q.dtype), k @ self.key[:, :, None].to(k.dtype)
 
     def average(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """Over every key, or edge by edge."""

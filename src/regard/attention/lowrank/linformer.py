@@ -87,7 +87,9 @@ class Linformer(Attention):
 
     def check_options(self) -> None:
         if self.heads.max_length is None:
-            raise ConfigError("linformer needs Heads.max_length: its projection has one column per position")
+            raise ConfigError(
+                "linformer needs max_length, the longest sequence: its projection has one column per position"
+            )
         if self.projection in ("mean", "max") and self.share != "none":
             raise ConfigError(
                 "linformer: share belongs to projections with weights, learned or convolution; got "

@@ -30,7 +30,9 @@ class Nystrom(Attention):
     added, smoothed along the sequence: sum_t w_t v_(i + t - width // 2), with the `filters` w (heads, width).
 
     Cost: O(length num_landmarks (dim + value) + iterations num_landmarks^3) time, O(length num_landmarks) memory. Lost:
-    what differs inside a run; weights may be negative. No causal form: landmarks see every position.
+    what differs inside a run; weights may be negative, and need not add up to 1. With an exact A^+ they do while A is
+    regular; confident queries make it singular, where two landmarks attend to the same key alone, and then whole rows
+    may add up to 0. No causal form: landmarks see every position.
 
     A run is one of real tokens. Where there are as many queries as keys, `key_mask` is taken to hide queries too, from
     their landmarks: queries that stand for padding would otherwise change the others.
@@ -95,7 +97,7 @@ class Nystrom(Attention):
 
     @classmethod
     def facts(cls, options: Mapping[str, Any]) -> Info:
-        """An exact inverse gives rows that sum to one, and of few tokens softmax; a filter runs over one sequence."""
+        """An exact inverse gives softmax where tokens are few; a filter runs over one sequence."""
         info, exact = cls.default_info, options["pinv"] == "exact"
         if options["norm"] == "heads":
             info = replace(info, heads_apart=False)
@@ -106,7 +108,7 @@ class Nystrom(Attention):
             return replace(info, supports=replace(info.supports, cross=False))
         if not exact or options["num_landmarks"] is None:
             return info
-        return replace(info, rows_sum_to_one=True, approximates="softmax", knob="num_landmarks")
+        return replace(info, approximates="softmax", knob="num_landmarks")
 
     def check_options(self) -> None:
         if self.convolution is not None and self.convolution % 2 == 0:
@@ -233,7 +235,7 @@ class Nystrom(Attention):
             columns = columns.max().expand(len(a)) if self.norm == "heads" else columns
             inverses = torch.stack([self._explicit_inverse(*each) for each in zip(a, columns, strict=True)])
             out.append(torch.einsum("hir,hrs,hsj,hje->hie", f, inverses, b, values) + self._smoothed(v[row]))
-        return torch.stack(out) if out else q.new_zeros(0, heads.count, q.shape[2], v.shape[3])
+        return torch.stack(out)
 
     def _means(self, x: Tensor, count: int) -> Tensor:
         """The mean of each run: token t of n belongs to run floor(t runs / n)."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from regard.attention.dense import reference_softmax
 from regard.attention.routed import Bucketed, nearest
 from regard.core import Attended, Call, accumulation_dtype, generator, recomputing
+from regard.engines.dense import expand_heads
 from regard.engines.routed.clusters import clustered, ranked
 from regard.engines.routed.codes import gather_codes
 from regard.errors import ConfigError
@@ -123,8 +124,7 @@ class Routing(Bucketed):
         if not paper:
             return info
         supports = replace(info.supports, state=False, prefix=False)
-        info = replace(info, supports=supports, state="none", rows_sum_to_one=False, grouped="expanded", leaks=True)
-        return replace(info, memory=2)
+        return replace(info, supports=supports, state="none", memory=2, rows_sum_to_one=False, leaks=True)
 
     def check_options(self) -> None:
         if self.num_clusters is None and self.heads.max_length is None:
@@ -186,8 +186,9 @@ class Routing(Bucketed):
             self.note(*sides)
         q, k = query.to(q.dtype), key.to(k.dtype)
         if self.form == "paper":
-            ranks = decided(lambda: self._both(self.ranks, query, key))
-            values = clustered(q, k, v, *ranks, call.key_mask, scale, causal=call.causal, share=self.share)
+            ours, theirs = decided(lambda: self._both(self.ranks, query, key))
+            k, v, theirs = (expand_heads(x, self.heads.count) for x in (k, v, theirs))
+            values = clustered(q, k, v, ours, theirs, call.key_mask, scale, causal=call.causal, share=self.share)
             return Attended(values, call.state, losses)
         slots, call = call.remember(k=k, v=v, clusters=keys)
         codes, crowd = (queries[..., None], slots["clusters"][..., None]), slots["k"].shape[2] // self.clusters
@@ -256,7 +257,7 @@ class Routing(Bucketed):
             return super().reference(q, k, v, call, decisions)
         choices = self.choices(q, k, call) if decisions is None else decisions
         ours, theirs = (self.members(x, call.key_mask) for x in choices)
-        theirs = theirs.repeat_interleave(self.heads.group, 1) if theirs.shape[1] < q.shape[1] else theirs
+        theirs = theirs.repeat_interleave(self.heads.group, 1)
         q, k, sums = standard(q), standard(k), torch.zeros((), dtype=v.dtype, device=v.device)
         for c in range(self.clusters):
             met = ours[:, :, c, :, None] & theirs[:, :, c, None, :]

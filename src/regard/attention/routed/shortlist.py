@@ -12,7 +12,8 @@ from torch import Tensor
 from regard.attention.kernel import defined_features
 from regard.attention.routed import Routed
 from regard.core import Attended, Call, accumulation_dtype, generator
-from regard.engines.routed.lists import best_keys, doubled, listed
+from regard.engines.routed import doubled
+from regard.engines.routed.lists import best_keys, listed
 from regard.errors import ConfigError
 from regard.features.maps import FEATURE_MAPS, FeatureMap
 from regard.info import Info, Supports

@@ -12,6 +12,7 @@ from regard.attention.sparse._base import Sparse
 from regard.attention.sparse._spans import reach_of
 from regard.bias import ScoreBias
 from regard.core import Attended, Call, accumulation_dtype
+from regard.engines.tiles.gathered import spanning
 from regard.info import Info, Supports
 from regard.options import weight
 from regard.patterns import Pattern, causal
@@ -125,13 +126,9 @@ class AdaptiveSpan(Sparse):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """The window of the pattern, with log m_z as a bias."""
         self.trim()
-        bias = call.bias or ScoreBias()
-        if bias.by_distance:
-            own = self.log_mask(bias.high - torch.arange(bias.distances, device=q.device))
-            bias = replace(bias, curve=own if bias.curve is None else own + bias.curve)
-        else:
-            own = self.log_mask(torch.arange(self.reach, -1, -1, device=q.device))
-            bias = replace(bias, high=self.reach, curve=own)
+        bias = spanning(call.bias or ScoreBias(), 0, self.reach)
+        own = self.log_mask(torch.arange(self.reach, -1, -1, device=q.device))
+        bias = replace(bias, high=self.reach, curve=own if bias.curve is None else own + bias.curve)
         got = super().attend(q, k, v, call._replace(bias=bias))
         losses = {"span": self.z.mean()} if self.training else {}
         return got._replace(losses=losses)

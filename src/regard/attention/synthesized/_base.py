@@ -50,7 +50,9 @@ class Synthesizer(Attention):
 
     def check_options(self) -> None:
         if self.heads.max_length is None:
-            raise ConfigError(f"{self._name} needs Heads.max_length: its weights have one column per position")
+            raise ConfigError(
+                f"{self._name} needs max_length, the longest sequence: its weights have one column per position"
+            )
 
     @abstractmethod
     def logits(self, q: Tensor, k: Tensor | None, first: int, slots: int) -> Logits:

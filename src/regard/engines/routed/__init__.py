@@ -1,6 +1,7 @@
 """Parts of every routed engine: the choice that a token makes, and sums in a fixed order."""
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -25,12 +26,18 @@ def exact(x: Tensor) -> torch.autocast:
     return torch.autocast(x.device.type, enabled=False)
 
 
+def doubled(x: Tensor) -> Tensor:
+    """In float64, where the device has it: a product of another shape then rounds too little to change a choice."""
+    return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
+
+
 @torch.library.custom_op("regard::nearest_points", mutates_args=())
 def nearest_points_op(x: Tensor, points: Tensor, offsets: Tensor) -> Tensor:
-    """argmax_s x . points_s + offsets_s in float32, the same for a row whatever rows come with it.
+    """argmax_s x . points_s + offsets_s of float32 numbers, the same for a row whatever rows come with it.
 
     A matrix product rounds differently for other numbers of rows, which could flip a close decision between prefill and
-    decoding. So where the product leaves a doubt, products summed row by row decide between the two best.
+    decoding. So every choice that rounding may have moved from the best is compared by a sum in one order, in float64;
+    of equal ones the first is chosen.
 
     Args:
         x: (heads, rows, dim).
@@ -54,18 +61,28 @@ def nearest_points_op(x: Tensor, points: Tensor, offsets: Tensor) -> Tensor:
 def _best(x: Tensor, points: Tensor, offsets: Tensor) -> Tensor:
     scores = torch.baddbmm(offsets.flatten(1)[:, None], x, points.flatten(1, 2).mT).unflatten(2, points.shape[1:3])
     below = scores - scores.amax(-1, keepdim=True)
-    # The index of the 0 in `below`; argmax takes four times as long on a CPU. A row of NaN chooses 0.
-    label = torch.arange(points.shape[2], dtype=x.dtype, device=x.device)
-    best = torch.add(label, below, alpha=1e30).amax(-1).nan_to_num_(0.0).int()
-    slack = 1e-5 * x.norm(dim=-1, keepdim=True) * points.norm(dim=-1).amax(-1)[:, None]
+    # The first index of a 0 in `below`; argmax takes four times as long on a CPU. A row of NaN chooses 0.
+    label = -torch.arange(points.shape[2], dtype=x.dtype, device=x.device)
+    best = -torch.add(label, below, alpha=1e30).amax(-1).nan_to_num_(0.0).int()
+    # Sums of `dim` products, in any order, move two scores apart by less.
+    size = x.norm(dim=-1, keepdim=True) * points.norm(dim=-1).amax(-1)[:, None] + offsets.abs().amax(-1)[:, None]
+    slack = (x.shape[2] + 4) * torch.finfo(x.dtype).eps * size
     head, row, which = (below.add_(slack[..., None]).clamp_(min=0).sum(-1) > slack).nonzero(as_tuple=True)
     if len(row):
-        # Ascending, so that a tie goes to the lower index.
-        two = scores[head, row, which].topk(2, dim=-1).indices.sort(-1).values
-        point, offset = points[head[:, None], which[:, None], two], offsets[head[:, None], which[:, None], two]
-        score = (x[head, row][:, None] * point).sum(-1) + offset
-        best[head, row, which] = two.gather(1, score.argmax(-1, keepdim=True))[:, 0].int()
+        doubt, choice = below[head, row, which].nonzero(as_tuple=True)
+        pairs = torch.stack([head[doubt], row[doubt], which[doubt], choice]).split(max(1, room(x) // x.shape[2]), 1)
+        sums = torch.cat([_summed(x[h, r], points[h, w, c]) + offsets[h, w, c] for h, r, w, c in pairs])
+        close = sums.new_full((len(row), points.shape[2]), float("-inf")).index_put((doubt, choice), sums)
+        best[head, row, which] = close.argmax(-1).int()
     return best
+
+
+def _summed(x: Tensor, points: Tensor) -> Tensor:
+    """x . points of each row in float64, in an order that only the width sets."""
+    products = doubled(x) * doubled(points)
+    while (width := products.shape[1]) > 1:
+        products = F.pad(products, (0, width % 2)).unflatten(1, (2, -1)).sum(1)
+    return products[:, 0]
 
 
 @nearest_points_op.register_fake

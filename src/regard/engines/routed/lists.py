@@ -9,17 +9,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from regard.engines.routed import accumulate, exact, room
+from regard.engines.routed import accumulate, doubled, exact, room
 from regard.precision import accumulation_dtype
 from regard.transforms import transformable
 
 PIECEWISE_QUERIES = 16
 """up to this many queries the keys are widened piece by piece"""
-
-
-def doubled(x: Tensor) -> Tensor:
-    """In float64, where the device has it: a product of another shape then rounds too little to change a choice."""
-    return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
 
 
 @torch.library.custom_op("regard::best_keys", mutates_args=())

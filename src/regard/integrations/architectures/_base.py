@@ -55,10 +55,11 @@ class Form:
 
 @dataclass(frozen=True)
 class Gguf:
-    """How GGUF keeps an architecture. keys: setting -> metadata key below its name. weights: ours there."""
+    """How GGUF keeps an architecture. keys: setting -> metadata key. weights: ours there. check: notes other keys."""
 
     keys: Mapping[str, str]
     weights: Callable[[Any], list[Weight]]
+    check: Callable[[Settings], None]
 
 
 class Widths(NamedTuple):
@@ -110,7 +111,7 @@ class Architecture:
         Raises:
             UnsupportedError: one with a head that no model of ours has.
         """
-        named = settings.values.get("architectures")
+        named = settings.get("architectures")
         if not isinstance(named, list) or not named:
             return self.forms[0]
         for form in self.forms:
@@ -175,7 +176,7 @@ def class_count(settings: Settings) -> int:
     Raises:
         CheckpointError: a number that is none.
     """
-    labels = settings.values.get("id2label")
+    labels = settings.get("id2label")
     count = len(labels) if isinstance(labels, dict) else settings.axis("num_labels", 2)
     settings.check()
     return count

@@ -11,7 +11,13 @@ from regard.models.config import ModelConfig
 
 
 def decoder_config(
-    settings: Settings, *, bias: bool = False, projection_bias: bool | None = None, window: int | None = None
+    settings: Settings,
+    *,
+    bias: bool = False,
+    projection_bias: bool | None = None,
+    window: int | None = None,
+    kv_heads: int | None = None,
+    max_length: int = 2048,
 ) -> ModelConfig:
     """The decoder of a configuration.
 
@@ -19,26 +25,29 @@ def decoder_config(
         settings: theirs, with what problems were found before.
         bias, projection_bias: as `ModelConfig`.
         window: tokens that one sees, itself included; None: all before it.
+        kv_heads, max_length: where theirs has no such setting; kv_heads=None: one for each head.
 
     Raises:
         CheckpointError: every problem of the configuration.
     """
     dim, heads = settings.axis("hidden_size"), settings.axis("num_attention_heads")
-    kv_heads = settings.axis("num_key_value_heads", heads)
+    kv_heads = heads if kv_heads is None or "num_key_value_heads" in settings.values else kv_heads
+    kv_heads = settings.axis("num_key_value_heads", kv_heads)
     head_dim = settings.axis("head_dim", dim // heads)
     settings.divides("num_key_value_heads", kv_heads, "num_attention_heads", heads)
     settings.choice("hidden_act", ["silu"], "silu")
+    settings.choice("is_causal", [True], True)
     # transformers 5 keeps the base of the rotary angles in rope_parameters, earlier versions beside rope_scaling.
-    rope = settings.values.get("rope_parameters") or settings.values.get("rope_scaling") or {}
-    rotary = Settings(rope if isinstance(rope, dict) else {"rope_type": rope}, settings.where, {})
-    rotary.choice("rope_type", ["default"], rotary.values.get("type", "default"))
+    rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+    rotary = Settings(rope if isinstance(rope, dict) else {"rope_type": rope}, settings.where, {}, settings.ignore)
+    rotary.choice("rope_type", ["default"], rotary.get("type", "default"))
     theta = rotary.number("rope_theta", settings.number("rope_theta", 10000.0))
-    settings.problems += rotary.problems
+    settings.problems += rotary.problems + rotary.unread()
     config = {
         "vocab_size": settings.axis("vocab_size"),
         "layers": settings.layers("num_hidden_layers"),
         "mlp_dim": settings.axis("intermediate_size"),
-        "max_length": settings.size("max_position_embeddings", 2048),
+        "max_length": settings.size("max_position_embeddings", max_length),
         "norm_eps": settings.number("rms_norm_eps", 1e-6),
         "attention_dropout": settings.number("attention_dropout", 0.0),
     }

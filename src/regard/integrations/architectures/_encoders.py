@@ -31,6 +31,7 @@ def encoder_config(
     vocab_size: int = 30522,
     rows: int = 512,
     norm_eps: float = 1e-12,
+    skip_padding: bool = False,
 ) -> EncoderConfig:
     """The encoder of a configuration; `offset` rows of its position table precede the first token's.
 
@@ -39,6 +40,7 @@ def encoder_config(
         offset: of positions.
         act, vocab_size, rows, norm_eps: what stands for `hidden_act`, `vocab_size`, `max_position_embeddings` and
             `layer_norm_eps` left out.
+        skip_padding: as `EncoderConfig`.
 
     Raises:
         CheckpointError: every problem of the configuration.
@@ -48,7 +50,7 @@ def encoder_config(
     chosen = settings.choice("hidden_act", list(ACTIVATIONS), act)
     settings.choice("position_embedding_type", ["absolute"], "absolute")
     settings.choice("tie_word_embeddings", [True], True)
-    for name in ("is_decoder", "add_cross_attention"):
+    for name in ("is_decoder", "add_cross_attention", "is_causal"):
         settings.choice(name, [False], False)
     rows = settings.axis("max_position_embeddings", rows)
     if rows <= offset:
@@ -70,6 +72,7 @@ def encoder_config(
         max_length=rows - offset,
         position="learned",
         position_offset=offset,
+        skip_padding=skip_padding,
         embedding_norm=True,
         mlp=ACTIVATIONS[str(chosen)],
         norm="post",
@@ -86,6 +89,7 @@ def encoder_settings(
     attention: str | None = "softmax",
     embedding_scale: tuple[float | None, ...] = (None, 1.0),
     projection_bias: tuple[bool | None, ...] = (None, True),
+    skip_padding: bool = False,
 ) -> dict[str, object]:
     """Their settings of an encoder.
 
@@ -93,7 +97,7 @@ def encoder_settings(
         config: ours.
         name: of the architecture.
         attention: as `require`.
-        embedding_scale, projection_bias: what the architecture has.
+        embedding_scale, projection_bias, skip_padding: what the architecture has.
 
     Raises:
         UnsupportedError: an encoder that is none of this architecture.
@@ -109,6 +113,7 @@ def encoder_settings(
         embedding_scale=embedding_scale,
         bias=True,
         projection_bias=projection_bias,
+        skip_padding=skip_padding,
         input_dim=0,
         cls_token=False,
         kv_heads=(None, config.heads),
@@ -132,18 +137,17 @@ def encoder_settings(
     }
 
 
-def padding_rows(settings: Settings) -> int:
-    """How many rows of RoBERTa's position table precede the first token's, which follows that of padding."""
-    return int(settings.number("pad_token_id", 1)) + 1
+def roberta_config(settings: Settings) -> EncoderConfig:
+    """The encoder of a configuration whose positions count real tokens, behind the row of padding; errors as
+    `encoder_config`."""
+    return encoder_config(settings, offset=int(settings.number("pad_token_id", 1)) + 1, skip_padding=True)
 
 
 def roberta_settings(
     config: EncoderConfig, name: str = "roberta", attention: str | None = "softmax"
 ) -> dict[str, object]:
-    """Their settings of an encoder whose position table begins with rows for padding; errors as `encoder_settings`."""
-    settings = encoder_settings(config, name, attention=attention)
-    if not config.position_offset:
-        raise UnsupportedError(f"this model cannot be written as {name}: position_offset=0, not at least 1")
+    """Their settings of an encoder of `roberta_config`; errors as `encoder_settings`."""
+    settings = encoder_settings(config, name, attention=attention, skip_padding=True)
     return {**settings, "pad_token_id": config.position_offset - 1}
 
 

@@ -22,13 +22,18 @@ def _config(settings: Settings) -> EncoderDecoderConfig:
     width = settings.one_of("encoder_ffn_dim", "decoder_ffn_dim")
     settings.divides("encoder_attention_heads", heads, "d_model", dim)
     act = settings.choice("activation_function", list(ACTIVATIONS), "gelu")
-    for name, only in (("normalize_before", False), ("add_final_layer_norm", False), ("normalize_embedding", True)):
-        settings.choice(name, [only], only)
-    settings.choice("tie_word_embeddings", [True], True)
+    for name in ("normalize_before", "add_final_layer_norm", "add_bias_logits", "static_position_embeddings"):
+        settings.choice(name, [False], False)
+    for name in ("normalize_embedding", "tie_word_embeddings", "is_encoder_decoder"):
+        settings.choice(name, [True], True)
+    settings.choice("is_causal", ["unset"], "unset")  # transformers would apply either value to both sides
+    layers = settings.layers("encoder_layers", 12)
+    settings.choice("num_hidden_layers", [layers], layers)
+    settings.get("is_decoder")  # of no use there
     config = {
         "vocab_size": settings.axis("vocab_size", 50265),
         "layers": settings.layers("decoder_layers", 12),
-        "encoder_layers": settings.layers("encoder_layers", 12),
+        "encoder_layers": layers,
         "max_length": settings.axis("max_position_embeddings", 1024),
         "dropout": settings.number("dropout", 0.1),
         "attention_dropout": settings.number("attention_dropout", 0.0),

@@ -21,6 +21,7 @@ def _config(settings: Settings) -> ModelConfig:
     settings.choice("scale_attn_weights", [True], True)
     settings.choice("scale_attn_by_inverse_layer_idx", [False], False)
     settings.choice("add_cross_attention", [False], False)
+    settings.choice("is_causal", [True], True)
     dropouts = {name: settings.number(name, 0.1) for name in ("embd_pdrop", "resid_pdrop")}
     if len(set(dropouts.values())) > 1:
         settings.problems.append(f"embd_pdrop and resid_pdrop are one number in regard's model, got {dropouts}")

@@ -9,6 +9,7 @@ from regard.models.config import ModelConfig
 def _config(settings: Settings) -> ModelConfig:
     bias = settings.flag("attention_bias", False)
     settings.choice("mlp_bias", [bias], False)
+    settings.choice("rope_interleaved", [False], False)
     return decoder_config(settings, bias=bias)
 
 
@@ -27,9 +28,19 @@ _GGUF_KEYS = {
     "max_position_embeddings": "context_length",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "rope_theta": "rope.freq_base",
-    "rope_scaling": "rope.scaling.type",
 }
 """Setting -> GGUF metadata key below `llama.`"""
+
+
+def _gguf_check(settings: Settings) -> None:
+    """Note keys that llama.cpp applies and our Llama has not: it scales positions by a factor also without a type."""
+    width = settings.axis("head_dim", settings.axis("hidden_size") // settings.axis("num_attention_heads"))
+    settings.choice("attention.causal", [True], True)
+    settings.choice("rope.scaling.type", ["none"], "none")
+    settings.choice("rope.scaling.factor", [1, 0], 1)
+    for key in ("rope.dimension_count", "attention.value_length"):
+        settings.choice(key, [width], width)
+    settings.get("tensor_data_layout")  # of no use there
 
 
 def _gguf_weights(config: ModelConfig) -> list[Weight]:
@@ -59,6 +70,6 @@ LLAMA = Architecture(
     settings=_settings,
     forms=(decoder_form("Llama"),),
     prefix="model.",
-    gguf=Gguf(keys=_GGUF_KEYS, weights=_gguf_weights),
+    gguf=Gguf(keys=_GGUF_KEYS, weights=_gguf_weights, check=_gguf_check),
     modules={"LlamaAttention": AttentionModule(widths)},
 )

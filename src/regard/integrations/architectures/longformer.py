@@ -10,9 +10,8 @@ from regard.integrations.architectures._encoders import (
     CLASSES_ROBERTA,
     MASKED_ROBERTA,
     Network,
-    encoder_config,
     encoder_forms,
-    padding_rows,
+    roberta_config,
     roberta_settings,
 )
 from regard.integrations.weights import Settings
@@ -20,16 +19,16 @@ from regard.models import Classifier, Encoder, EncoderConfig
 
 
 def _config(settings: Settings) -> EncoderConfig:
-    layers, window = settings.layers("num_hidden_layers", 12), settings.values.get("attention_window", 512)
+    layers, window = settings.layers("num_hidden_layers", 12), settings.get("attention_window", 512)
     widths = window if isinstance(window, list) else [window] * layers
     if len(widths) != layers:
         settings.problems.append(f"attention_window names {len(widths)} layers, not num_hidden_layers={layers}")
     odd = [width for width in widths if isinstance(width, bool) or not isinstance(width, int) or width < 2 or width % 2]
     if odd:
         settings.problems.append(f"attention_window counts both sides and is even and positive, got {odd[0]!r}")
-    config = encoder_config(settings, offset=padding_rows(settings))
+    config = roberta_config(settings)
     # transformers marks the first token, and no other, when the network for classes is given no marks.
-    first = int("LongformerForSequenceClassification" in str(settings.values.get("architectures")))
+    first = int("LongformerForSequenceClassification" in str(settings.get("architectures")))
     specs = [f"longformer(window={cast(int, width) // 2}, num_global={first})" for width in widths]
     return replace(
         config,

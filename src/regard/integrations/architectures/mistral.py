@@ -9,12 +9,8 @@ from regard.models.config import ModelConfig
 
 
 def _config(settings: Settings) -> ModelConfig:
-    given = {"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131072, **settings.values}
-    if given["num_key_value_heads"] is None:
-        del given["num_key_value_heads"]
-    own = Settings(given, settings.where, settings.tensors)
-    window = None if given["sliding_window"] is None else own.size("sliding_window")
-    return decoder_config(own, window=window)
+    window = None if settings.get("sliding_window", 4096) is None else settings.size("sliding_window", 4096)
+    return decoder_config(settings, window=window, kv_heads=8, max_length=131072)
 
 
 def _settings(config: ModelConfig) -> dict[str, object]:

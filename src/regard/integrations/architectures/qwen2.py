@@ -8,12 +8,12 @@ from regard.models.config import ModelConfig
 
 def _config(settings: Settings) -> ModelConfig:
     settings.choice("use_sliding_window", [False], False)
-    given = {"num_key_value_heads": 32, "max_position_embeddings": 32768, **settings.values}
-    if given["num_key_value_heads"] is None:
-        del given["num_key_value_heads"]
-    own = Settings(given, settings.where, settings.tensors)
-    own.problems += settings.problems
-    return decoder_config(own, projection_bias=True)
+    for name in ("sliding_window", "max_window_layers"):
+        settings.get(name)  # of no use without that
+    kinds = settings.get("layer_types")
+    if kinds not in (None, ["full_attention"] * settings.layers("num_hidden_layers")):
+        settings.problems.append(f"layer_types={kinds!r:.80}: regard's model has full_attention in every layer")
+    return decoder_config(settings, projection_bias=True, kv_heads=32, max_length=32768)
 
 
 def _settings(config: ModelConfig) -> dict[str, object]:

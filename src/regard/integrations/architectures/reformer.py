@@ -32,7 +32,7 @@ def _local(chunk: int, past: int) -> str:
 
 
 def _config(settings: Settings) -> ModelConfig:
-    layers, kinds = settings.layers("num_hidden_layers", 6), settings.values.get("attn_layers", ["local", "lsh"] * 3)
+    layers, kinds = settings.layers("num_hidden_layers", 6), settings.get("attn_layers", ["local", "lsh"] * 3)
     if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {"local", "lsh"}:
         settings.problems.append(f"attn_layers must name local or lsh for each of {layers} layers, got {kinds!r}")
         kinds = ["local"] * layers
@@ -43,9 +43,9 @@ def _config(settings: Settings) -> ModelConfig:
     chunk, past = settings.size("local_attn_chunk_length", 64), settings.number("local_num_chunks_before", 1)
     if past != int(past) or past < 0:
         settings.problems.append(f"local_num_chunks_before must be an integer of at least 0, got {past!r}")
-    longest = settings.size("max_position_embeddings", 4096)
+    longest, hashed = settings.size("max_position_embeddings", 4096), settings.size("lsh_attn_chunk_length", 64)
     if "lsh" in kinds:
-        longest = min(longest, settings.size("lsh_attn_chunk_length", 64))
+        longest = min(longest, hashed)
     config = {
         "vocab_size": settings.axis("vocab_size", 320),
         "dim": settings.axis("hidden_size", 256),
@@ -136,8 +136,8 @@ def _layers(model: LanguageModel) -> dict[str, object]:
         )
     if model.output is not None and bool(model.output.bias.any()):
         raise UnsupportedError(
-            "this model cannot be written as reformer: output.bias, which learned; transformers stores it and does not "
-            "add it"
+            "this model cannot be written as reformer: output.bias, which learned; some releases of "
+            "transformers store it and do not add it"
         )
     chunk, past = (int(size) for size in (chunks or {(str(config.max_length), "0")}).pop())
     hashed = {"lsh_attn_chunk_length": config.max_length, "num_buckets": 2, "lsh_attention_probs_dropout_prob": 0.0}
@@ -184,11 +184,14 @@ def _weights(config: ModelConfig) -> list[Weight]:
 
 
 def _made(stored: Mapping[str, Stored], config: ModelConfig, settings: Settings) -> dict[str, Stored]:
-    """One row for every position, of two axes or of a table of more positions.
+    """The output bias under one name, and one row for every position, of two axes or of a table of more positions.
 
     Position p has row p // columns of the first axis beside row p % columns of the second.
     """
     stored = dict(stored)
+    # Where a file has both, `lm_head.bias` is a parameter that its network does not read.
+    if (bias := stored.pop("lm_head.decoder.bias", None)) is not None:
+        stored["lm_head.bias"] = bias
     axes = [stored.pop(f"{_AXES}{at}", None) for at in (0, 1)]
     rows, columns = axes
     if rows is not None and columns is not None:
@@ -220,7 +223,6 @@ REFORMER = Architecture(
             build=lambda config, settings: LanguageModel(config),
             weights=_weights,
             derived=(".projections.output.bias", ".rotations"),
-            ignored=("lm_head.decoder.bias",),
             made=_made,
             settings=_layers,
         ),

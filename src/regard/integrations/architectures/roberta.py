@@ -5,15 +5,14 @@ from regard.integrations.architectures._encoders import (
     CLASSES_ROBERTA,
     MASKED_ROBERTA,
     attention_modules,
-    encoder_config,
     encoder_forms,
-    padding_rows,
+    roberta_config,
     roberta_settings,
 )
 
 ROBERTA = Architecture(
     name="roberta",
-    config=lambda settings: encoder_config(settings, offset=padding_rows(settings)),
+    config=roberta_config,
     settings=roberta_settings,
     forms=encoder_forms(
         "roberta.",

@@ -22,10 +22,15 @@ def _config(settings: Settings) -> EncoderDecoderConfig:
     kind = settings.choice("feed_forward_proj", list(_FEED_FORWARDS), "relu")
     buckets = settings.axis("relative_attention_num_buckets", 32)
     furthest = settings.size("relative_attention_max_distance", 128)
+    act = "gelu_new" if kind == "gated-gelu" else str(kind).removeprefix("gated-")
+    for name, follows in (("dense_act_fn", act), ("is_gated_act", act != kind), ("is_encoder_decoder", True)):
+        settings.choice(name, [follows], follows)
+    settings.choice("is_causal", ["unset"], "unset")  # transformers would apply either value to both sides
+    settings.get("is_decoder")  # of no use there
     # Version 1.1 says that the embeddings are not tied; transformers 5 writes it as tied, without the scale and with an
     # output layer.
     said = settings.flag("tie_word_embeddings", True)
-    scaled = settings.flag("scale_decoder_outputs", said)
+    scaled = bool(settings.choice("scale_decoder_outputs", [True, False], said))
     tied = (said and scaled) or "lm_head.weight" not in settings.tensors
     config = {
         "vocab_size": settings.axis("vocab_size", 32128),

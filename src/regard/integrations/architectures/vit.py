@@ -23,7 +23,7 @@ _PREFIX = "vit."
 
 def _sides(settings: Settings, name: str, default: int) -> tuple[int, int]:
     """Height and width: a number for both, or one for each."""
-    value = settings.values.get(name)
+    value = settings.get(name)
     if not isinstance(value, list | tuple) or len(value) != 2:
         side = settings.size(name, default)
         return side, side

@@ -18,8 +18,8 @@ def roberta(
 ) -> EncoderConfig:
     """RoBERTa base, 125 million weights: BERT without the second type of tokens, over byte pairs.
 
-    Its position table has two rows before the first token's, one of them for padding; nothing reads them here. The
-    large model is (dim, layers, heads) = (1024, 24, 16).
+    Positions count real tokens alone. The position table has two rows before the first token's; padding has the second.
+    The large model is (dim, layers, heads) = (1024, 24, 16).
 
     Args:
         vocab_size, dim, layers, heads, max_length, dropout, seed: as `EncoderConfig`; `dropout` also drops attention
@@ -40,4 +40,4 @@ def roberta(
         dropout=dropout,
         seed=seed,
     )
-    return replace(base, position_offset=2, token_types=1, norm_eps=1e-5)
+    return replace(base, position_offset=2, skip_padding=True, token_types=1, norm_eps=1e-5)

@@ -91,16 +91,16 @@ def check_attention(
         cls = catalog.mechanism(mechanism, getattr(mechanism, "__name__", repr(mechanism)))
     wanted = _named(CHECKS, checks)
     results: list[CheckResult] = []
-    for at, chosen in enumerate(cls.samples if options is None else options):
-        subject = Subject(cls, chosen)
-        _require_built(subject)
-        for each in wanted:
-            if each.once and at > 0:
-                continue
-            with on(device):
-                results.append(conduct(each.again if at > 0 else each, subject))
-            if stop_at_failure and results[-1].status == "failed":
-                return results
+    with on(device):
+        for at, chosen in enumerate(cls.samples if options is None else options):
+            subject = Subject(cls, chosen)
+            _require_built(subject)
+            for each in wanted:
+                if each.once and at > 0:
+                    continue
+                results.append(conduct(each, subject))
+                if stop_at_failure and results[-1].status == "failed":
+                    return results
     return results
 
 

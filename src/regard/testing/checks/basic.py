@@ -50,9 +50,10 @@ def facts(subject: Subject) -> None:
 @check()
 def shapes(subject: Subject) -> None:
     """Values are finite, (batch, heads, queries, value), in the dtype of the inputs; a state and lse only if asked."""
+    dtypes = (torch.float32, torch.float64, torch.bfloat16)
     for causal in subject.modes:
-        for dtype in (torch.float32, torch.float64, torch.bfloat16):
-            mechanism = subject.build(causal, dtype=dtype)
+        for weights, dtype in {*zip(dtypes, dtypes, strict=True), *((torch.float32, dtype) for dtype in dtypes)}:
+            mechanism = subject.build(causal, dtype=weights)
             out = run(mechanism, subject.inputs(mechanism, dtype=dtype))
             require(out.values.shape == (2, 2, LENGTH, 6), f"{dtype}: shape {tuple(out.values.shape)}")
             require(out.values.dtype == dtype, f"{dtype} in, {out.values.dtype} out")

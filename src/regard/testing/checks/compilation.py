@@ -12,33 +12,20 @@ from regard.testing.registry import Failure, check, require
 
 LENGTHS = (24, 200, 77)
 """of calls that one graph serves; multiples of a sample's blocks, and not"""
-LONGER = (140, 200, 177)
-"""the same between the lengths at which a mechanism may take another algorithm"""
 PAST = 5
 """slots before compiled steps"""
 STEPS = 2
 """the second of which goes on from what the first one kept"""
 
 
-def _one_graph(subject: Subject) -> None:
-    """One graph serves every length under further options, in one mode; definitions are not for speed."""
-    if subject.options.get("impl") != "reference":
-        _require_one(subject, subject.modes[0], LONGER)
-
-
-@check(("not compiles_whole", "compilation_in_parts"), further=_one_graph)
+@check(("not compiles_whole", "compilation_in_parts"), once=True)
 def compilation(subject: Subject) -> None:
     """torch.compile takes the mechanism as one graph, which serves every length; in training too."""
     for causal in subject.modes:
-        _require_one(subject, causal, LENGTHS)
+        graphs = _compiled(subject, causal, LENGTHS, whole=True)
+        first, *others = LENGTHS
+        require(graphs == 1, f"{graphs} graphs for {first}, {others[0]} and {others[1]} positions, {causal=}")
     _train_compiled(subject, subject.modes[0])
-
-
-def _require_one(subject: Subject, causal: bool, lengths: tuple[int, int, int]) -> None:
-    """One graph for calls of these lengths."""
-    graphs = _compiled(subject, causal, lengths, whole=True)
-    first, *others = lengths
-    require(graphs == 1, f"{graphs} graphs for {first}, {others[0]} and {others[1]} positions, {causal=}")
 
 
 def _train_compiled(subject: Subject, causal: bool) -> None:

@@ -243,9 +243,8 @@ def dropout(subject: Subject) -> None:
         assert_close(run(mechanism, x).values, expected, tolerance=1e-12, what="dropout in evaluation")
         mechanism.train()
         repeated = x.map(lambda y: y.expand(DROPOUT_DRAWS, -1, -1, -1))
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            first, second = run(mechanism, repeated).values, run(mechanism, repeated).values
+        torch.manual_seed(0)
+        first, second = run(mechanism, repeated).values, run(mechanism, repeated).values
         require(not torch.equal(first, second), "two training calls drop the same weights")
         require(bool((first.std(0) > 0).any()), "every row of a batch drops the same weights")
         if subject.info.linear_in_value:
@@ -299,9 +298,8 @@ def _slopes_of_one_mask(mechanism: Attention, x: Inputs) -> None:
 
     def total(distance: float) -> Tensor:
         moved = {name: leaf + distance * along[name] for name, leaf in leaves.items()}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            values = call(mechanism, x.replaced(**moved)).values
+        torch.manual_seed(0)
+        values = call(mechanism, x.replaced(**moved)).values
         return (values * randn(*values.shape, seed="way", dtype=values.dtype)).sum()
 
     grads = _gradients(total(0.0), leaves)

@@ -25,7 +25,8 @@ def _layer(part: type[Memory], options: Mapping[str, object], spec: str) -> Any:
     with torch.no_grad():
         for name, weight in memory.named_parameters():
             weight.add_(0.3 * randn(*weight.shape, seed=name))
-    return AttentionLayer(DIM, spec, heads=HEADS, memory=memory, position="rotary").to(here()).double().eval()
+    layer = AttentionLayer(DIM, spec, heads=HEADS, causal=True, memory=memory, position="rotary")
+    return layer.to(here()).double().eval()
 
 
 def _sampled(part: type[Memory], *specs: str) -> Iterator[tuple[Any, str]]:

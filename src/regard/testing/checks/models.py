@@ -76,7 +76,7 @@ def residual_once(part: type[Residual]) -> None:
     """A block is two sublayers, each with one residual connection and one norm in its place."""
     for place in ("pre", "post"):
         config = ModelConfig(dim=DIM, heads=2, norm=place, bias=True)
-        block = _moved(part(config, AttentionLayer(DIM, "softmax", heads=2, bias=True), seed=0))
+        block = _moved(part(config, AttentionLayer(DIM, "softmax", heads=2, bias=True, causal=True), seed=0))
         x = randn(2, 7, DIM, seed="hidden", dtype=torch.float64)
         with torch.no_grad():
             wanted = _sublayer(x, _hidden(block.attention), block.attention_norm, place)
@@ -89,7 +89,7 @@ def branches_side_by_side(part: type[Parallel]) -> None:
     """Attention and MLP read one normalised input; their sum has one residual connection, and post-norm one norm."""
     for place in ("pre", "post"):
         config = ModelConfig(dim=DIM, heads=2, norm=place, bias=True)
-        block = _moved(part(config, AttentionLayer(DIM, "softmax", heads=2, bias=True), seed=0))
+        block = _moved(part(config, AttentionLayer(DIM, "softmax", heads=2, bias=True, causal=True), seed=0))
         x = randn(2, 7, DIM, seed="hidden", dtype=torch.float64)
         with torch.no_grad():
             wanted = _sublayer(x, _both(block), block.attention_norm, place)
@@ -102,7 +102,7 @@ def gated_branch_once(part: type[GatedUnit]) -> None:
     for place in part.places:
         config = ModelConfig(dim=DIM, heads=2, norm=place, mlp="none", bias=True)
         value_dim, kind = part.value_dim(config), part.projections or ""
-        layer = AttentionLayer(DIM, "softmax", heads=2, value_dim=value_dim, projections=kind, bias=True)
+        layer = AttentionLayer(DIM, "softmax", heads=2, value_dim=value_dim, projections=kind, bias=True, causal=True)
         block = _moved(part(config, layer, seed=0))
         x = randn(2, 7, DIM, seed="hidden", dtype=torch.float64)
         with torch.no_grad():
@@ -117,7 +117,7 @@ def gated_branch_once(part: type[GatedUnit]) -> None:
 @check(kind=Reversible)
 def streams_by_turns(part: type[Reversible]) -> None:
     """Attention reads the second stream and is added to the first, which the MLP then reads for the second."""
-    block = _moved(part(ModelConfig(dim=DIM, heads=2), AttentionLayer(DIM, "softmax", heads=2), seed=0))
+    block = _moved(part(ModelConfig(dim=DIM, heads=2), AttentionLayer(DIM, "softmax", heads=2, causal=True), seed=0))
     first, second = (randn(2, 7, DIM, seed=name, dtype=torch.float64) for name in ("first", "second"))
     with torch.no_grad():
         wanted = first + block.attention(block.attention_norm(second)).hidden
@@ -129,7 +129,9 @@ def streams_by_turns(part: type[Reversible]) -> None:
 def undone_gradients(part: type[Reversible]) -> None:
     """A stack that computes its activations again has the gradients of one that keeps them."""
     config = ModelConfig(dim=DIM, heads=2, layers=3)
-    stack = [_moved(part(config, AttentionLayer(DIM, "softmax", heads=2, seed=n), seed=n)) for n in range(3)]
+    stack = [
+        _moved(part(config, AttentionLayer(DIM, "softmax", heads=2, seed=n, causal=True), seed=n)) for n in range(3)
+    ]
     weights = [weight for block in stack for weight in block.parameters()]
     stream = randn(2, 7, 2 * DIM, seed="stream", dtype=torch.float64).requires_grad_()
     calls: list[tuple[Block, dict[str, Any]]] = [(block, {}) for block in stack]
@@ -151,7 +153,7 @@ def skipped_block_remembers(part: type[Block]) -> None:
     places = torch.tensor([[0, 2, 3, 7, 8], [4, 5, 9, 1, 6]], device=here())
     x = part.enter(x)
     for place in part.places:
-        layer = AttentionLayer(DIM, "softmax", heads=2, position="rotary")
+        layer = AttentionLayer(DIM, "softmax", heads=2, position="rotary", causal=True)
         config = ModelConfig(dim=DIM, heads=2, norm=place, mlp="gelu" if part.has_mlp else "none")
         block = _moved(part(config, layer, seed=0))
         with torch.no_grad():

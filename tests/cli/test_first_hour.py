@@ -1,0 +1,139 @@
+"""The plausible mistakes of a first hour: each gives a typed error, or an exit code, with the way out in its words."""
+
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import regard as library
+from regard import AttentionLayer, attend
+from regard.errors import ConfigError, InputError, LimitError, RegardError, ShapeError, UnsupportedError
+from regard.integrations import pretrained
+from regard.models import LanguageModel, ModelConfig, presets
+from regard.training import TrainedModel
+
+Q = torch.randn(2, 4, 10, 8)
+X = torch.randn(2, 10, 32)
+
+
+def layer(spec: str = "softmax", **options: Any) -> AttentionLayer:
+    return AttentionLayer(32, spec, **{"heads": 4, **options})
+
+
+def model(ids: Any) -> Any:
+    return LanguageModel(ModelConfig(dim=16, heads=2, layers=1))(ids)
+
+
+PYTHON: dict[str, tuple[Callable[[], object], type[RegardError], str]] = {
+    "(batch, length, heads, dim)": (
+        lambda: attend(Q.transpose(1, 2), *torch.randn(2, 2, 7, 4, 8)),
+        ShapeError,
+        r"are \(batch, heads, length, dim\), and q has 10 heads, k 7, .*transpose\(1, 2\)",
+    ),
+    "a state of a layer that is not causal": (lambda: layer().initial_state(1), UnsupportedError, "add causal=True"),
+    "a decoder's mechanism that is not causal": (lambda: layer("forgetting"), UnsupportedError, "with causal=True"),
+    "num_heads": (lambda: AttentionLayer(32, "softmax", num_heads=4), ConfigError, "did you mean 'heads'"),
+    "options by position": (lambda: AttentionLayer(32, "softmax", 4), ConfigError, "by name: dim, spec, heads"),
+    "heads that do not divide": (lambda: layer(heads=5), ConfigError, "divisors of 32: 1, 2, 4, 8, 16, 32"),
+    "numpy": (lambda: attend(Q.numpy(), Q, Q), ShapeError, "must be tensors .*, got a numpy.ndarray"),
+    "a list of ids": (lambda: model([[1, 2]]), ShapeError, r"must be integers \(batch, length\), got a list"),
+    "ids as floats": (lambda: model(torch.ones(1, 3)), ShapeError, "must be integers .*got torch.float32"),
+    "ids beyond the vocabulary": (lambda: model(torch.tensor([[300]])), InputError, "ids are 0 to 255"),
+    "a mask of integers": (
+        lambda: attend(Q, Q, Q, key_mask=torch.ones(2, 10, dtype=torch.long)),
+        ShapeError,
+        r"bool \(batch=2, keys=10\), True = keep",
+    ),
+    "a mask of queries and keys": (
+        lambda: attend(Q, Q, Q, key_mask=torch.ones(10, 10, dtype=torch.bool)),
+        ShapeError,
+        r"must be bool \(batch=2, keys=10\)",
+    ),
+    "torch's inverted mask": (
+        lambda: attend(Q, Q, Q, key_padding_mask=torch.ones(2, 10, dtype=torch.bool)),
+        ConfigError,
+        "did you mean 'key_mask'.*~key_padding_mask",
+    ),
+    "linformer without a length": (lambda: layer("linformer"), ConfigError, "needs max_length"),
+    "longer than max_length": (lambda: layer("linformer", max_length=4)(X), LimitError, "build it with a larger"),
+    "linformer in a decoder": (
+        lambda: layer("linformer", causal=True, max_length=10),
+        UnsupportedError,
+        "regard list --supports causal",
+    ),
+    "unbalanced parentheses": (lambda: layer("local(window=4"), ConfigError, r"write name or name\(option=value"),
+    "one specification for all layers": (
+        lambda: ModelConfig(attention="linear"),
+        ConfigError,
+        r"write \('linear',\)",
+    ),
+    "a run that is not there": (
+        lambda: library.load("runs/none"),
+        ConfigError,
+        "Start one with regard train; published",
+    ),
+    "best of what is published": (lambda: library.load("x.gguf", best=True), ConfigError, "best=True is for runs"),
+}
+
+
+@pytest.mark.parametrize("mistake", PYTHON)
+def test_in_python(mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, error, message = PYTHON[mistake]
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=message):
+        call()
+
+
+COMMANDS: dict[str, tuple[str, int, str]] = {
+    "a misspelt mechanism": ("check softmx", 2, "did you mean 'softmax'?"),
+    "a mechanism by its title": (
+        "compare softmax 'linear attention'",
+        2,
+        "did you mean 'linear' (Linear attention)?",
+    ),
+    "a misspelt verb": ("trian", 2, "did you mean 'train'?"),
+    "an unknown option": ("train --stpes 5", 2, "--steps"),
+    "no steps": ("train --steps 0", 2, "steps must be at least 1, got 0"),
+    "a file that is not there": ("train --task.corpus none.txt", 3, "no such file, and no bundled corpus"),
+    "an empty text": ("train --task.corpus empty.txt", 3, "give a file with text in it"),
+    "a binary file": ("train --task.corpus binary.txt", 3, "binary.txt"),
+    "a folder without texts": ("train --task.corpus folder", 3, "holds no file that regard reads (.txt"),
+    "a text that is too short": ("train --task.corpus short.txt", 3, "give longer documents"),
+    "a folder that exists": ("train --out folder", 2, "choose another name"),
+    "a device that is not there": ("train --device cuda", 2, "Use --device auto"),
+    "generate from a text": ("generate short.txt hello", 2, "Start one with regard train"),
+    "generate without a text": ("generate run", 2, "give it after the run"),
+    "generate from nothing": ("generate run ''", 3, "continues at least one token"),
+    "generate before the first checkpoint": ("generate begun hello", 4, "regard train --resume begun"),
+    "a run as a name": ("info run/checkpoints", 2, "give the folder of one"),
+}
+
+
+@pytest.mark.parametrize("mistake", COMMANDS)
+def test_in_a_command(regard: Callable[..., Any], tiny: list[str], run: Path, tmp_path: Path, mistake: str) -> None:
+    for name, content in (("empty", b""), ("binary", bytes(range(256)) * 40), ("short", b"short")):
+        (tmp_path / f"{name}.txt").write_bytes(content)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "kept").touch()
+    shutil.copytree(run, tmp_path / "begun", ignore=shutil.ignore_patterns("step-*"))
+    words, code, message = COMMANDS[mistake]
+    verb, *rest = shlex.split(words)
+    answer = regard(verb, *(tiny if verb == "train" else []), *rest)
+    assert (answer.code, answer.out) == (code, "")
+    assert message in answer.err
+
+
+def test_one_load_reads_runs_folders_and_packages(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = LanguageModel(presets.build("llama", dim=16, heads=2, layers=1, vocab_size=50))
+    pretrained.export(network, tmp_path / "folder")
+    assert isinstance(library.load(run), TrainedModel)
+    loaded = library.load(tmp_path / "folder", device="cpu")
+    assert isinstance(loaded, pretrained.PublishedModel)
+    ids = torch.arange(5)[None]
+    torch.testing.assert_close(loaded.model(ids).logits, network.eval()(ids).logits, rtol=0, atol=1e-6)
+    monkeypatch.setattr(pretrained, "packaged", {"package:ours": tmp_path / "folder"}.__getitem__)
+    assert isinstance(library.load("package:ours"), pretrained.PublishedModel)
