@@ -140,8 +140,9 @@ def test_a_model_that_is_no_byte_level_bpe(tmp_path: Path) -> None:
 def test_missing_and_unwritable_files(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot read"):
         load_tokenizer(tmp_path / "none.json")
+    (tmp_path / "file").touch()
     with pytest.raises(ResourceError, match="cannot write"):
-        ByteTokenizer().save(tmp_path / "none" / "tokenizer.json")
+        ByteTokenizer().save(tmp_path / "file" / "tokenizer.json")
 
 
 def test_learning_takes_time_by_the_length_of_a_text_without_spaces() -> None:

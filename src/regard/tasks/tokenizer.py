@@ -216,6 +216,7 @@ class BpeTokenizer(Tokenizer):
                 encodings = self._model.encode_batch_fast(some)
             for encoding in encodings:
                 yield np.array(encoding.ids, np.int64)
+            del encodings  # before there are more: they take 100 bytes a token
 
     def to_json(self) -> str:
         return json.dumps({"kind": self.kind, "model": json.loads(self._model.to_str())}, ensure_ascii=False)
