@@ -490,7 +490,7 @@ def test_what_is_there_already_is_told_from_a_datastore(regard, network):
 def test_what_takes_long_says_how_far_it_is(regard, network, monkeypatch):
     """Every ten seconds, on stderr."""
     seconds = iter(range(0, 10**6, 6))
-    monkeypatch.setattr("regard.cli._output.time.monotonic", lambda: next(seconds))
+    monkeypatch.setattr("regard.tasks.ticking.time.monotonic", lambda: next(seconds))
     answer = regard("knn", "build", "--model", network, "folder", "--out", "store", "--length", "16", "--json")
     told = [line for line in answer.err.splitlines() if line.endswith(" entries")]
     assert told[:2] == ["32 entries", "64 entries"]

@@ -263,6 +263,20 @@ def test_a_row_that_is_emptied_reads_as_a_new_text(attention, memory):
         assert_close(whole[1], model(rest, state=state).logits[1], tolerance=1e-12, what="kept")
 
 
+@pytest.mark.parametrize("width", [2, 4])
+def test_a_row_that_is_emptied_has_no_tail_of_the_convolution(width):
+    """The first tokens of the new text would be mixed with the last ones of the old."""
+    model, tokens = model_of("recent(length=9)", short_convolution=width), tokens_of(2, 3 * SEGMENT)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(7)))
+        state = model(tokens[:, : 2 * SEGMENT], state=model.initial_state(2, dtype=torch.float64, segments=True)).state
+        rest = tokens[:, 2 * SEGMENT :]
+        found = model(rest, state=model.forget(state, torch.tensor([True, False]))).logits
+        assert_close(found[:1], model(rest[:1]).logits, tolerance=1e-12, what="emptied")
+        assert_close(found[1], model(rest, state=state).logits[1], tolerance=1e-12, what="kept")
+
+
 MIXED = {
     "none": ("none", "recent(length=7)", "recent(length=3)"),
     "compressive": ("compressive(length=4, compressed=3, rate=2)", "none", "memorizing(pairs=9, top=2, recent=2)"),

@@ -36,6 +36,13 @@ def test_distribution(options: dict, expected: list[float]) -> None:
     torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-3)
 
 
+@pytest.mark.parametrize(("top_p", "kept"), [(0.25, 1), (0.5, 2), (0.75, 3)])
+def test_top_p_ends_with_the_token_that_reaches_it(top_p: float, kept: int) -> None:
+    """Four equal probabilities are exact, so that their sums are at the boundary."""
+    got = frequencies(Sampling(top_p=top_p), torch.zeros(4))
+    assert (got > 0).tolist() == [at < kept for at in range(4)]
+
+
 def test_temperature_is_an_exponent() -> None:
     squared = PROBABILITIES**2 / (PROBABILITIES**2).sum()
     got = frequencies(Sampling(temperature=0.5), PROBABILITIES.log())

@@ -4,6 +4,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 
@@ -11,7 +12,8 @@ from regard.benchmark.config import CompareConfig
 from regard.benchmark.results import Expected, assemble
 from regard.benchmark.sweep import Row
 from regard.checksums import opened
-from regard.report.summary import notes, table
+from regard.report import axes
+from regard.report.summary import MARK, notes, table
 from regard.tasks import build_task, ngram_bits_per_byte, xz_bits_per_byte
 from regard.tasks.config import TextConfig
 from regard.training.data_order import DataOrder
@@ -90,6 +92,37 @@ def test_decoding_at_several_lengths(compared):
     assert [row["state_bytes"] for row in softmax["decode"]] == [2 * 2 * n * 2 * 16 * 4 for n in (64, 128, 192)]
     constant = {row["state_bytes"] - row["length"] * 2 * 2 * 16 * 4 for row in mixed["decode"]}
     assert len(constant) == 1
+
+
+UNITS = {"s": 1, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9, "B": 1, "KiB": 1024, "MiB": 1024 * 1024}
+
+
+@pytest.mark.parametrize("axis", [axes.seconds, axes.nbytes])
+@pytest.mark.parametrize("values", [[3e-8, 2e-3], [4e-5, 0.7], [0.02, 30.0], [700.0, 3e4], [5e4, 9e7]])
+def test_labels_of_axes_are_what_they_stand_for(axis, values):
+    drawn = axis(values)
+    for place, label in zip(drawn["tickvals"], drawn["ticktext"], strict=True):
+        number, unit = label.split()
+        assert float(number.replace(",", "")) * UNITS[unit] == pytest.approx(place, rel=1e-3)
+
+
+def test_units_of_the_table_are_those_of_what_was_counted(compared):
+    heads, rows = table(compared.results)
+    entry = compared.results["entries"][0]
+    found = [opened(path.read_bytes())["result"] for path in (compared.folder / "jobs").glob("*-fixed.json")]
+    (seconds,) = (
+        row["seconds"]
+        for row in chain(*found)
+        if (row["spec"], row["length"], row["kind"]) == (entry["spec"], 192, "decode")
+    )
+    for head, counted in {
+        "state KiB at 192": 2 * 2 * 192 * 2 * 16 * 4 / 1024,  # as test_decoding_at_several_lengths
+        "us/token at 192": 2 * seconds * 1e6,  # of two layers
+        "peak MiB": entry["text"]["peak_bytes"] / (1024 * 1024),
+        "train tok/s": entry["text"]["tokens_per_second"],
+    }.items():
+        shown = rows[0][heads.index(head)].removesuffix(f" {MARK}").replace(",", "")
+        assert float(shown) == pytest.approx(counted, abs=0.501), head
 
 
 def test_a_hybrid_costs_what_its_layers_cost(compared):

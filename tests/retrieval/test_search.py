@@ -104,6 +104,29 @@ def test_keys_far_from_the_origin_are_told_apart(tmp_path, offset):
     assert torch.equal(found.ids, far.argsort(dim=1, stable=True)[:, :8])
 
 
+def test_no_key_is_nearer_than_its_product_says():
+    """The least distance that a rounded product allows is one: a key that is left out by it is no neighbour."""
+    draw = torch.Generator().manual_seed(0)
+    for dim in (2, 6, 64, 300):
+        keys = (100 * torch.randn(500, dim, generator=draw)).half()
+        pieces = [search.Piece(0, keys.numpy(), torch.zeros(500, dtype=torch.int32).numpy())]
+        queries = keys[:40].float() + 0.01 * torch.randn(40, dim, generator=draw)
+        middle = search._middle(pieces)
+        ((_, least),) = search._least(pieces, middle, queries, None)
+        gap = queries.double()[:, None] - keys.double()
+        true = gap.square().sum(2) - (queries.double() - middle.double()).square().sum(1, keepdim=True)
+        assert (least.double() <= true).all()
+        assert (true - least.double() < 1e-4 * dim * true.abs().max()).all()  # and it is not far below
+
+
+def test_equal_keys_in_the_middle_are_found_in_their_order(tmp_path):
+    """Nothing is rounded in their products, and what is rounded in their distances decides nothing."""
+    keys = torch.ones(300, DIM)
+    store = filled(tmp_path / "store", {"a": (keys, torch.zeros(300, dtype=torch.int64))})
+    queries = entries(200)[0] + torch.rand(200, DIM, generator=torch.Generator().manual_seed(1))
+    assert (store.search(queries, 3).ids == torch.arange(3)).all()
+
+
 def test_memory_does_not_grow_with_the_entries(tmp_path, monkeypatch):
     """Numbers that are alive at a time, counted, for four times the entries; and the maps are of files."""
     monkeypatch.setattr(search, "_NUMBERS", 4000)

@@ -1,5 +1,6 @@
 """What users give: every kind of file, every way to be wrong, and splits that leak nothing."""
 
+import hashlib
 import json
 import os
 from dataclasses import replace
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from regard.errors import ConfigError, DataError
 from regard.tasks import TextConfig, build_task
-from regard.tasks.corpus import Corpus, Document, open_corpus
+from regard.tasks.corpus import Corpus, Streamed, open_corpus
 
 
 def texts(path: Path | str, **options: object) -> list[str]:
@@ -240,7 +241,7 @@ def test_splits_depend_on_the_set_of_groups_alone(count: int, holdout: float) ->
     groups = [f"诗 {number}" for number in range(count)]
 
     def splits(order: list[str]) -> dict[str, str]:
-        return Corpus("c", (), lambda: (Document("x", group) for group in order)).splits(holdout)
+        return Corpus("c", (), lambda: (Streamed(["x"], group) for group in order)).splits(holdout)
 
     one = splits(groups)
     assert splits([*reversed(groups), groups[0]]) == one
@@ -249,6 +250,18 @@ def test_splits_depend_on_the_set_of_groups_alone(count: int, holdout: float) ->
     assert counts["valid"] == counts["test"] >= 1
     assert counts["train"] >= 1
     assert counts["valid"] <= max(1, holdout * len(groups) + 0.5)
+
+
+@pytest.mark.parametrize("holdout", [0.05, 0.1, 0.3])
+def test_the_first_groups_by_hash_are_the_test_and_the_next_validation(holdout: float) -> None:
+    """Disjoint, of the stated size, and not swapped: the same ones as in earlier versions."""
+    groups = [str(number) for number in range(200)]
+    ranked = sorted(groups, key=lambda group: hashlib.sha256(group.encode()).hexdigest())
+    size = round(200 * holdout)
+    wanted = {"test": ranked[:size], "valid": ranked[size : 2 * size], "train": ranked[2 * size :]}
+    found = Corpus("c", (), lambda: (Streamed(["x"], group) for group in groups)).splits(holdout)
+    for split, members in wanted.items():
+        assert {group for group in groups if found[group] == split} == set(members)
 
 
 def test_equal_documents_are_one_group(tmp_path: Path) -> None:

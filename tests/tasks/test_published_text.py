@@ -103,7 +103,7 @@ def test_bytes_are_those_of_the_text(tmp_path, corpus, kind):
         windows = task.examples(split)
         ids, starts = windows.tokens.ids, windows.tokens.starts
         edges = np.concatenate([[0], np.cumsum(windows.sizes(0, len(ids)))])
-        whole = windows.text().tobytes()
+        whole = windows.tokens.text.tobytes()
         assert edges[-1] == len(whole)
         found = [whole[edges[a] : edges[b]].decode() for a, b in pairwise(starts)]
         assert set(found) <= texts

@@ -5,11 +5,13 @@ import json
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 
 import numpy as np
@@ -341,3 +343,46 @@ def test_too_little_text_says_how_much_is_missing(poems: Path, tmp_path: Path) -
     small.write_text("ab")
     with pytest.raises(DataError, match=r"too small.*\); give longer documents"):
         build_task(TextConfig(corpus=str(small), length=2, cache=cache))
+
+
+CHILD = """
+import sys
+from regard.tasks import TextConfig, TextTask, ngram_bits_per_byte
+import tokenizers
+def peak():
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+config = dict(corpus=sys.argv[1], tokenizer=sys.argv[2], cache=sys.argv[3], length=256)
+before = peak()
+task = TextTask(TextConfig(**config, vocab_size=300 if sys.argv[2] == "bpe" else None))
+made = peak()
+if sys.argv[2] == "bytes":
+    ngram_bits_per_byte(task, order=3)
+print(made - before, peak() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="counts the memory of a process as Linux tells it")
+@pytest.mark.parametrize(("tokenizer", "times", "end"), [("bytes", 3, "\n"), ("bytes", 3, " "), ("bpe", 6, " ")])
+def test_memory_hardly_grows_with_a_file(tmp_path: Path, tokenizer: str, times: int, end: str) -> None:
+    """20 MB, in many lines or in one; n-grams beside them."""
+    draw = np.random.default_rng(0)
+    words = ["".join(map(chr, draw.integers(97, 123, 5))) for _ in range(500)]
+    path = tmp_path / "text.txt"
+    path.write_text((" ".join(words[at] for at in draw.integers(0, 500, 16_666)) + end) * 200)
+    size = path.stat().st_size
+    assert size > 19_000_000
+    child = [sys.executable, "-c", CHILD, str(path), tokenizer, str(tmp_path / "cache")]
+    made, counted = map(int, subprocess.run(child, check=True, capture_output=True, text=True).stdout.split())
+    assert made < times * size + (16 << 20)
+    assert counted < times * size + (128 << 20)
+
+
+def test_long_work_says_how_far_it_is(
+    poems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = count(step=11)
+    monkeypatch.setattr("regard.tasks.ticking.time.monotonic", lambda: next(clock))
+    build_task(TextConfig(corpus=str(poems), length=16, cache=str(tmp_path / "cache")))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 40
+    assert lines[-1].endswith(" tokens written")

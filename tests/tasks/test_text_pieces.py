@@ -8,8 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from regard.errors import DataError
-from regard.tasks import text_files
-from regard.tasks.text_files import lines, parts, read_text
+from regard.tasks import TextConfig, text_files
+from regard.tasks.corpus import open_corpus
+from regard.tasks.text_files import chunks, documents, lines, read_text
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 LETTERS = st.text(st.sampled_from("ab|é中\n\ufeff"), max_size=40)
@@ -22,7 +23,8 @@ def test_parts_are_those_of_the_whole_text(tmp_path, text, separator, read):
     path.write_text(text, encoding="utf-8", newline="")
     before, text_files._READ_BYTES = text_files._READ_BYTES, max(read, 3)  # a byte order mark takes three
     try:
-        assert list(parts(path, separator)) == [each for each in read_text(path).split(separator) if each]
+        found = ["".join(pieces) for pieces in documents(path, separator)]
+        assert found == [each for each in read_text(path).split(separator) if each]
     finally:
         text_files._READ_BYTES = before
 
@@ -41,13 +43,32 @@ def test_spans_of_lines_make_up_the_file(tmp_path, text, cuts):
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (b"ab\xffcd|ef", "behind byte 2"),
-        (b"abc|\0", "zero byte behind byte 4"),
-        (b"ab|\xe4\xb8", "behind byte 3"),
+        (b"ab\xffcd|ef", "byte 0xff at byte 3 "),
+        (b"abc|\0", "zero byte at byte 5;"),
+        (b"abc|\nd\n\0", "zero byte at byte 1 of line 3"),
+        (b"ab|\xe4\xb8", "at byte 4 "),
         (b"", "empty"),
     ],
 )
 def test_what_is_no_text_is_named(tmp_path: Path, raw, message):
     (tmp_path / "text.txt").write_bytes(raw)
     with pytest.raises(DataError, match=message):
-        list(parts(tmp_path / "text.txt", "|"))
+        "".join(chunks(tmp_path / "text.txt"))
+
+
+@QUICK
+@given(text=LETTERS.filter(bool), holdout=st.sampled_from([0.05, 0.1, 0.3, 0.47]), read=st.integers(3, 9))
+def test_a_text_is_cut_in_three_where_it_is_when_read_whole(tmp_path, text, holdout, read):
+    path = tmp_path / "text.txt"
+    path.write_text(text, encoding="utf-8", newline="")
+    before, text_files._READ_BYTES = text_files._READ_BYTES, read
+    try:
+        whole, cuts = read_text(path), [0]
+        for share in (1 - 2 * holdout, 1 - holdout):
+            at = int(share * len(whole))
+            line = whole.rfind("\n", at - int(holdout * len(whole) / 4), at)
+            cuts.append(line + 1 if line >= 0 else at)
+        found = [document.text for document in open_corpus(TextConfig(corpus=str(path), holdout=holdout)).parse()]
+        assert found == [whole[begin:end] for begin, end in pairwise([*cuts, len(whole)])]
+    finally:
+        text_files._READ_BYTES = before

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.errors import CheckpointError, ConfigError, DataError, InputError, ResourceError
-from regard.tasks.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer, load_tokenizer
+from regard.tasks import tokenizer as tokenizing
+from regard.tasks.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer, ends_of_words, load_tokenizer
 
 SAMPLE = "明月几时有？把酒问青天。 不知天上宫阙，今夕是何年。 The state of the union is strong, né? 🙂 \r\n\t"
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60)
@@ -139,8 +140,9 @@ def test_a_model_that_is_no_byte_level_bpe(tmp_path: Path) -> None:
 def test_missing_and_unwritable_files(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot read"):
         load_tokenizer(tmp_path / "none.json")
+    (tmp_path / "file").touch()
     with pytest.raises(ResourceError, match="cannot write"):
-        ByteTokenizer().save(tmp_path / "none" / "tokenizer.json")
+        ByteTokenizer().save(tmp_path / "file" / "tokenizer.json")
 
 
 def test_learning_takes_time_by_the_length_of_a_text_without_spaces() -> None:
@@ -153,3 +155,44 @@ def test_learning_takes_time_by_the_length_of_a_text_without_spaces() -> None:
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert len(ids) < 2 * len(text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    text=st.text(st.sampled_from("a'sr1l \n\t!。é中\u3000😀"), max_size=120),
+    sizes=st.sampled_from([(4, 3), (8, 4), (12, 256)]),
+)
+def test_what_bpe_learns_from_is_cut_where_its_words_end(text: str, sizes: tuple[int, int]) -> None:
+    """Also within words that are cut for their length, and where a following letter would belong to an apostrophe."""
+    before = tokenizing._LEARNED_CHARACTERS, tokenizing._LONGEST_WORD
+    tokenizing._LEARNED_CHARACTERS, tokenizing._LONGEST_WORD = sizes
+    try:
+        split = tokenizing._words().pre_tokenize_str
+        parts = list(ends_of_words([text[:7], "", text[7:]]))
+        assert "".join(parts) == text
+        assert [word for part in parts for word, _ in split(part)] == [word for word, _ in split(text)]
+    finally:
+        tokenizing._LEARNED_CHARACTERS, tokenizing._LONGEST_WORD = before
+
+
+def test_a_text_in_pieces_is_the_same_document(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizing, "_PIECE_CHARACTERS", 9)
+    for text in ("", "a", SAMPLE):
+        parts = list(tokenizer.in_pieces([text[:5], text[5:]]))
+        for found, wanted in zip(zip(*parts, strict=True), tokenizer.document(text), strict=True):
+            assert np.concatenate(found).tolist() == wanted.tolist()
+    assert len(parts) > 2
+
+
+def test_bpe_learns_from_as_many_different_words_as_memory_allows(monkeypatch, caplog) -> None:
+    """What is repeated counts once, and bundled text is far below."""
+    monkeypatch.setattr(tokenizing, "DEFAULT_VOCAB_SIZE", 1)
+    one, two, three = (" ".join(f"{word}{number}" * 2 for number in range(40)) for word in ("moon", "star", "sun"))
+    monkeypatch.setattr(tokenizing, "_DIFFERENT_BYTES", 2)
+    few = BpeTokenizer.train([one] * 9 + [two, three], 270)
+    assert "bpe learns from the first 0.0 MiB of different words only" in caplog.text
+    caplog.clear()
+    assert BpeTokenizer.train([one] * 9 + [two], 270).to_json() == few.to_json()
+    monkeypatch.setattr(tokenizing, "_DIFFERENT_BYTES", 100)
+    assert BpeTokenizer.train([one] * 9 + [two, three], 270).to_json() != few.to_json()
+    assert not caplog.text

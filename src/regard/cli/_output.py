@@ -3,7 +3,6 @@
 import io
 import json
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,19 +74,6 @@ def will_write(out: str | None, *names: str, folder: bool = False, new: bool = F
     if out is not None:
         for name in names or ("",):
             require_target(Path(out, name), folder=folder, new=new)
-
-
-class Ticking:
-    """Says on stderr how many there are, every ten seconds, while something takes longer."""
-
-    def __init__(self, what: str) -> None:
-        self.what, self.said = what, time.monotonic()
-
-    def __call__(self, count: int) -> None:
-        """Told whenever there are more."""
-        if (now := time.monotonic()) >= self.said + 10:
-            self.said = now
-            print(f"{count:,} {self.what}", file=sys.stderr, flush=True)
 
 
 def console(*, machine: bool = False) -> Console:

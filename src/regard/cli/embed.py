@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from regard.cli._output import Ticking, console, emit
+from regard.cli._output import console, emit
 from regard.errors import ConfigError, DataError, InputError, LimitError
 from regard.tasks.config import TABLES
 from regard.tasks.tables import rows, text_in
 from regard.tasks.text_files import lines, read_text
+from regard.tasks.ticking import Ticking
 
 if TYPE_CHECKING:
     from torch import Tensor

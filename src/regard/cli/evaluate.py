@@ -22,9 +22,10 @@ from regard.cli._datastore import (
 )
 from regard.cli._depth import Evaluated, depth_rows, leave_early, require_as_measured
 from regard.cli._options import Ignore, Trust, own_names
-from regard.cli._output import Ticking, console, emit, table, weights_of
+from regard.cli._output import console, emit, table, weights_of
 from regard.errors import ConfigError
 from regard.tasks.config import TABLES, TEXTS, ClassificationConfig, TextConfig, TranslationConfig
+from regard.tasks.ticking import Ticking
 
 if TYPE_CHECKING:
     from torch import nn

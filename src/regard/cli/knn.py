@@ -11,9 +11,10 @@ import tyro
 from regard.cli._datastore import KnnOptions, as_options, searched, tell
 from regard.cli._interrupted import leaving
 from regard.cli._options import Ignore, Trust, own_names
-from regard.cli._output import Ticking, console, emit, given, table, will_write
+from regard.cli._output import console, emit, given, table, will_write
 from regard.errors import ConfigError, InputError
 from regard.tasks.config import TextConfig
+from regard.tasks.ticking import Ticking
 
 if TYPE_CHECKING:
     from regard.models import LanguageModel

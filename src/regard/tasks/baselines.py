@@ -1,20 +1,22 @@
 """Baselines of a model: an n-gram model and xz, on exactly the bytes that the models are measured on."""
 
 import lzma
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float64, Int64, UInt8
+from jaxtyping import Float64, Int64
 
 from regard.errors import ConfigError, UnsupportedError
 from regard.tasks.base import Split, Task
 from regard.tasks.stored_windows import StoredWindows
-from regard.tasks.text import TextTask
+from regard.tasks.text import TextTask, Windows
 
 _LONGEST_GRAM = 7
 """Longest n-gram: 8 bytes would not fit a signed 64-bit code."""
+_TOKENS_AT_ONCE = 1 << 20
+"""read and counted at a time"""
 
 
 class Coded(NamedTuple):
@@ -45,18 +47,22 @@ class ByteNGram:
     different k-gram, for every k.
 
     Args:
-        codes: of every position of the training text.
+        codes: of every position of the training text, in pieces.
         order: bytes in the longest n-gram, context and prediction together.
 
     Source: Kneser & Ney 1995; the interpolated form: Chen & Goodman 1998, section 4.1.6.
     """
 
-    def __init__(self, codes: Int64[np.ndarray, "bytes"], order: int):
+    def __init__(self, codes: Iterable[Int64[np.ndarray, "bytes"]], order: int):
         if not 1 <= order <= _LONGEST_GRAM:
             raise ConfigError(f"n-gram: order={order} is not possible; it must be from 1 to {_LONGEST_GRAM}")
         self.order = order
         self._levels: list[_Level] = []
-        grams, counts = np.unique(codes & _mask(order), return_counts=True)
+        grams = counts = np.empty(0, np.int64)
+        for piece in codes:
+            new, times = np.unique(piece & _mask(order), return_counts=True)
+            grams, at = np.unique(np.concatenate([grams, new]), return_inverse=True)
+            counts = np.bincount(at, np.concatenate([counts, times])).astype(np.int64)
         for k in range(order, 0, -1):
             self._levels.append(_Level(grams, counts))
             grams, counts = np.unique(grams & _mask(k - 1), return_counts=True)
@@ -115,13 +121,14 @@ def ngram_bits_per_byte(
         UnsupportedError: a task without text.
         ConfigError: an impossible order or window.
     """
-    known, new = _targets(task, "train", train_windows), _targets(task, split, windows)
-    model = ByteNGram(known.codes(order), order)
-    different, inverse = np.unique(new.codes(order), return_inverse=True)
-    bits = -np.log2(model.probability(different))[inverse]
-    return Coded(
-        np.bincount(new.document, bits, new.num_documents), np.bincount(new.document, minlength=new.num_documents)
-    )
+    model = ByteNGram((piece.codes(order) for piece in _pieces(task, "train", train_windows, order - 1)), order)
+    count = _windows(task, split).num_documents
+    coded = Coded(np.zeros(count), np.zeros(count, np.int64))
+    for piece in _pieces(task, split, windows, order - 1):
+        different, inverse = np.unique(piece.codes(order), return_inverse=True)
+        np.add.at(coded.bits, piece.document, -np.log2(model.probability(different))[inverse])
+        np.add.at(coded.nbytes, piece.document, 1)
+    return coded
 
 
 def xz_bits_per_byte(
@@ -143,63 +150,61 @@ def xz_bits_per_byte(
         UnsupportedError: a task without text.
         ConfigError: an impossible window.
     """
-    known, new = _targets(task, "train", train_windows).text(), _targets(task, split, windows).text()
+
+    def size(*parts: tuple[Split, Sequence[int] | None]) -> tuple[int, int]:
+        """Bytes of the last part, and of all of them compressed."""
+        compressor, length, packed = lzma.LZMACompressor(preset=9), 0, 0
+        for part in parts:
+            length = 0
+            for piece in _pieces(task, *part, 0):
+                text = b"".join(piece.texts)
+                length, packed = length + len(text), packed + len(compressor.compress(text))
+        return length, packed + len(compressor.flush())
+
     with ThreadPoolExecutor(2) as pool:
-        before, after = pool.map(lambda text: len(lzma.compress(text, preset=9)), (known, known + new))
-    return Coded(np.array([8.0 * (after - before)]), np.array([len(new)]))
+        known, both = (
+            pool.submit(size, ("train", train_windows)),
+            pool.submit(size, ("train", train_windows), (split, windows)),
+        )
+    return Coded(np.array([8.0 * (both.result()[1] - known.result()[1])]), np.array([both.result()[0]]))
 
 
-class _Targets(NamedTuple):
-    """The bytes that the targets of some windows stand for.
+class _Piece(NamedTuple):
+    """The bytes that the targets of some windows stand for, behind as many bytes of their documents as were asked for,
+    zeros before these begin; and the bootstrap unit of each target byte."""
 
-    data: all bytes of the split. place: where the targets are in it. since: how far that is from the start of the
-    document. document: the bootstrap unit of each target, of num_documents.
-    """
-
-    data: UInt8[np.ndarray, "all"]
-    place: Int64[np.ndarray, "bytes"]
-    since: Int64[np.ndarray, "bytes"]
+    texts: list[bytes]
     document: Int64[np.ndarray, "bytes"]
-    num_documents: int
 
     def codes(self, order: int) -> Int64[np.ndarray, "bytes"]:
-        """Each target and the order - 1 bytes before it; 0 before the start of its document."""
-        codes = self.data[self.place].astype(np.int64)
-        for lag in range(1, order):
-            earlier = np.where(self.since >= lag, self.data[self.place - lag], 0)
-            codes |= earlier.astype(np.int64) << 8 * lag
-        return codes
-
-    def text(self) -> bytes:
-        return self.data[self.place].tobytes()
+        """Each target and the order - 1 bytes before it."""
+        lengths = np.array([len(text) for text in self.texts])
+        data = np.frombuffer(b"".join(self.texts), np.uint8).astype(np.int64)
+        place = np.arange(data.size) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        at = np.flatnonzero(place >= order - 1)
+        return sum((data[at - lag] << 8 * lag for lag in range(1, order)), data[at])
 
 
-def _targets(task: Task, split: Split, indices: Sequence[int] | None) -> _Targets:
+def _windows(task: Task, split: Split) -> Windows:
     if not isinstance(task, TextTask):
         raise UnsupportedError(f"bits per byte need text: the task {task.name} has none; use the task text")
     windows = task.examples(split)
     if isinstance(windows, StoredWindows):
         raise UnsupportedError(
-            f"{task.config.corpus} is a token store, and n-grams and xz read all text into memory: give them a smaller "
-            "corpus"
+            f"{task.config.corpus} is a token store, which n-grams and xz do not read: give them a corpus of text"
         )
+    return windows
+
+
+def _pieces(task: Task, split: Split, indices: Sequence[int] | None, before: int) -> Iterator[_Piece]:
+    windows = _windows(task, split)
     index = np.arange(len(windows)) if indices is None else np.unique(np.asarray(indices, np.int64))
     if index.size == 0 or index[0] < 0 or index[-1] >= len(windows):
         raise ConfigError(f"windows must be some of 0 .. {len(windows) - 1} of the {split} split, got {indices!r:.80}")
-    starts = windows.tokens.starts
-    edges = np.concatenate([[0], np.cumsum(windows.sizes(0, len(windows.tokens.ids)))])
-    spans = windows.spans(index)
-    first = edges[spans.first]
-    nbytes = edges[spans.stop] - first
-    place = np.repeat(first - (np.cumsum(nbytes) - nbytes), nbytes) + np.arange(nbytes.sum())
-    begin = edges[starts[np.searchsorted(starts, spans.first, side="right") - 1]]
-    return _Targets(
-        data=windows.text(),
-        place=place,
-        since=place - np.repeat(begin, nbytes),
-        document=np.repeat(spans.document, nbytes),
-        num_documents=windows.num_documents,
-    )
+    for some in np.array_split(index, -(-index.size * windows.length // _TOKENS_AT_ONCE)):
+        spans = windows.spans(some)
+        texts = [windows.text(*span, before) for span in zip(spans.begin, spans.first, spans.stop, strict=True)]
+        yield _Piece(texts, np.repeat(spans.document, [len(text) - before for text in texts]))
 
 
 def _mask(k: int) -> int:

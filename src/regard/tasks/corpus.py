@@ -4,8 +4,9 @@ import hashlib
 import lzma
 import os
 import sysconfig
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from regard.tasks.base import SPLITS, Split
 from regard.tasks.config import TABLES, TEXTS, TextConfig
 from regard.tasks.folders import read_folder
 from regard.tasks.tables import rows, text_in
-from regard.tasks.text_files import read_text
+from regard.tasks.text_files import chunks, documents, placed
 from regard.tasks.token_store import is_store
 
 BUNDLED = ("song_ci", "state_of_the_union")
@@ -34,18 +35,26 @@ class Document(NamedTuple):
     name: str = ""
 
 
+class Streamed(NamedTuple):
+    """A document a piece at a time, to be read before the next one. group: None is the SHA-256 of its text."""
+
+    pieces: Iterable[str]
+    group: str | None = None
+    name: str = ""
+
+
 @dataclass(frozen=True)
 class Corpus:
     """Documents that can be read again and again.
 
-    name: as the user called it. paths: the files, hashed for the cache. parse: reads the documents.
+    name: as the user called it. paths: the files, hashed for the cache. stream: reads the documents, in pieces.
     continuous: one text in three consecutive groups named after the splits, because it has no documents of its own.
     left_out: of a folder, how many files are not read and why, for messages.
     """
 
     name: str
     paths: tuple[Path, ...]
-    parse: Callable[[], Iterator[Document]]
+    stream: Callable[[], Iterator[Streamed]]
     continuous: bool = False
     left_out: str = ""
 
@@ -61,13 +70,24 @@ class Corpus:
             digest.update(os.fsencode(path.name) + f" {digested}\n".encode())
         return digest.hexdigest()
 
+    def parse(self) -> Iterator[Document]:
+        """Read the documents, each as a whole."""
+        for pieces, group, name in self.stream():
+            text = "".join(pieces)
+            yield Document(text, group or _digest([text]), name)
+
+    @cached_property
+    def groups(self) -> list[str]:
+        """The group of every document, in order."""
+        return [group or _digest(pieces) for pieces, group, _ in self.stream()]
+
     def splits(self, holdout: float) -> dict[str, Split]:
         """The split of every group: the same for the same set of groups, whatever their order.
 
         Raises:
             DataError: fewer than three groups.
         """
-        groups = {document.group for document in self.parse()}
+        groups = set(self.groups)
         if self.continuous:
             return {split: split for split in SPLITS}
         split_of = held_out(groups, holdout)
@@ -139,7 +159,8 @@ def open_corpus(config: TextConfig) -> Corpus:
     _refuse(config, "suffixes", "separator" if kind in TABLES else "field")
     if kind in TABLES or config.separator is not None:
         return Corpus(name, (path,), lambda: _files((path,), config, path.parent))
-    return Corpus(name, (path,), lambda: _continuous(path, config.holdout), continuous=True)
+    cuts = cache(lambda: _cuts(path, config.holdout))
+    return Corpus(name, (path,), lambda: _continuous(path, cuts()), continuous=True)
 
 
 def _refuse(config: TextConfig, *options: str) -> None:
@@ -182,48 +203,60 @@ def bundled_rows(name: str) -> Iterator[list[str]]:
             yield line.rstrip("\n").split("\t")
 
 
-def _bundled(name: str) -> Iterator[Document]:
+def _bundled(name: str) -> Iterator[Streamed]:
     for first, second, text in bundled_rows(name):
         if name == "state_of_the_union":
-            yield Document(text, first)  # by year: 1953 and 1961 have two addresses each
+            yield Streamed([text], first)  # by year: 1953 and 1961 have two addresses each
         else:
-            yield Document(
-                f"{first}\n{second}\n{text}", _digest(text), f"{first} {second}"
-            )  # some go under two authors
+            poem = f"{first}\n{second}\n{text}"
+            yield Streamed([poem], _digest([text]), f"{first} {second}")  # some poems go under two authors
 
 
-def _files(paths: Sequence[Path], config: TextConfig, base: Path) -> Iterator[Document]:
+def _files(paths: Sequence[Path], config: TextConfig, base: Path) -> Iterator[Streamed]:
     for path in paths:
         name, several = _name(path.relative_to(base)), config.separator is not None or path.suffix.lower() in TABLES
-        for number, text in enumerate(_texts(path, config.field or "text", config.separator), 1):
-            yield Document(text, _digest(text), f"{name}:{number}" if several else name)
+        for number, pieces in enumerate(texts(path, config.field, config.separator), 1):
+            yield Streamed(pieces, None, f"{name}:{number}" if several else name)
 
 
 def _name(path: Path) -> str:
     return os.fsencode(path).decode("utf-8", "replace")
 
 
-def _texts(path: Path, field: str, separator: str | None) -> Iterator[str]:
-    if path.suffix.lower() in TABLES:
-        for row in rows(path, {field: FIELD}):
-            yield text_in(row, field, FIELD)
-    else:
-        text = read_text(path)
-        yield from filter(None, [text] if separator is None else text.split(separator))
+def texts(
+    path: Path, field: str | None, separator: str | None, span: tuple[int, int] | None = None
+) -> Iterator[Iterable[str]]:
+    """The texts of a file, each in pieces. Arguments and errors as `rows` and `documents`; a field of None is text."""
+    if path.suffix.lower() not in TABLES:
+        return documents(path, separator)
+    column = field or "text"
+    return ([text_in(row, column, FIELD)] for row in rows(path, {column: FIELD}, span=span))
 
 
-def _continuous(path: Path, holdout: float) -> Iterator[Document]:
-    """One text in three consecutive parts, cut after a line where there is one: neighbours leak least this way."""
-    text = read_text(path)
-    cuts = [0]
-    for share in (1 - 2 * holdout, 1 - holdout):
-        at = int(share * len(text))
-        line = text.rfind("\n", at - int(holdout * len(text) / 4), at)
-        cuts.append(line + 1 if line >= 0 else at)
-    cuts.append(len(text))
+def _continuous(path: Path, cuts: Sequence[int | None]) -> Iterator[Streamed]:
     for split, start, stop in zip(SPLITS, cuts[:-1], cuts[1:], strict=True):
-        yield Document(text[start:stop], split, f"{_name(Path(path.name))}:{split}")
+        yield Streamed(chunks(path, (start or 0, stop)), split, f"{_name(Path(path.name))}:{split}")
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+def _cuts(path: Path, holdout: float) -> list[int | None]:
+    """Where three consecutive parts of a text begin and end, in bytes: after a line where there is one, since
+    neighbours leak least this way."""
+    total = sum(map(len, chunks(path)))
+    ends, reach = [int(share * total) for share in (1 - 2 * holdout, 1 - holdout)], int(holdout * total / 4)
+    cuts: dict[int, int] = {}
+    at = 0
+    for byte, text in placed(path):
+        for end in ends:
+            since, stop = max(end - reach - at, 0), min(max(end - at, 0), len(text))
+            line = text.rfind("\n", since, stop) if reach <= end else -1
+            if line >= 0 or (end not in cuts and at <= end <= at + len(text)):
+                cuts[end] = byte - len(text[line + 1 or stop :].encode())
+        at += len(text)
+    return [0, *(cuts[end] for end in ends), None]
+
+
+def _digest(pieces: Iterable[str]) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece.encode("utf-8"))
+    return digest.hexdigest()

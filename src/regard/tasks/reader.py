@@ -2,7 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -44,6 +44,10 @@ class Reader(ABC):
     @abstractmethod
     def document(self, text: str) -> Encoded:
         """The ids of a whole document, with those that stand at its ends."""
+
+    def in_pieces(self, texts: Iterable[str]) -> Iterator[Encoded]:
+        """As `document`, of a text that comes in pieces: in bounded memory where the tokenizer allows it."""
+        yield self.document("".join(texts))
 
     @abstractmethod
     def decode(self, ids: Ids) -> str:

@@ -5,10 +5,12 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
+from functools import cached_property
+from itertools import chain
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-from jaxtyping import Int64, Integer, UInt8
+from jaxtyping import Int64, Integer
 
 from regard.errors import ConfigError, DataError
 from regard.tasks.base import IGNORE, SPLITS, Example, Split, Task, checked_index
@@ -18,7 +20,7 @@ from regard.tasks.reader import Reader
 from regard.tasks.stored_windows import BLOCKS_OF_ONE_DOCUMENT, StoredWindows
 from regard.tasks.token_files import Tokens, cache_folder, token_files
 from regard.tasks.token_store import TokenStore, is_store
-from regard.tasks.tokenizer import DEFAULT_VOCAB_SIZE, PUBLISHED, Tokenizer, build_tokenizer
+from regard.tasks.tokenizer import DEFAULT_VOCAB_SIZE, PUBLISHED, Tokenizer, build_tokenizer, ends_of_words
 
 _FORMAT = 1
 """Part of the key of token files: raise it when the same corpus would give other tokens or other splits."""
@@ -29,8 +31,10 @@ _LOG = logging.getLogger("regard")
 
 
 class Spans(NamedTuple):
-    """Where the targets of windows are: from ids[first] up to ids[stop], and the bootstrap unit of each window."""
+    """Where the targets of windows are: from ids[first] up to ids[stop], in documents from ids[begin] on; and the
+    bootstrap unit of each window."""
 
+    begin: Int64[np.ndarray, "windows"]
     first: Int64[np.ndarray, "windows"]
     stop: Int64[np.ndarray, "windows"]
     document: Int64[np.ndarray, "windows"]
@@ -94,12 +98,25 @@ class Windows:
         assert self.tokens.nbytes is not None
         return self.tokens.nbytes[first:stop].astype(np.int64)
 
-    def text(self) -> UInt8[np.ndarray, "bytes"]:
-        """The bytes that all tokens of the split stand for, one after the other."""
+    def text(self, begin: int, first: int, stop: int, before: int) -> bytes:
+        """The bytes that tokens first .. stop - 1 stand for, behind the `before` bytes in front of them in a document
+        that begins with token `begin`; zeros where it has none."""
         if isinstance(self.tokenizer, Tokenizer):
-            return np.frombuffer(self.tokenizer.to_bytes(self.tokens.ids), np.uint8)
-        assert self.tokens.text is not None
-        return self.tokens.text
+            front = self.tokenizer.to_bytes(self.tokens.ids[max(begin, first - before) : first])
+            data = self.tokenizer.to_bytes(self.tokens.ids[first:stop])
+        else:
+            assert self.tokens.text is not None
+            begin, first, stop = (int(self._edges[at]) for at in (begin, first, stop))
+            front, data = (
+                self.tokens.text[max(begin, first - before) : first].tobytes(),
+                self.tokens.text[first:stop].tobytes(),
+            )
+        return front[max(len(front) - before, 0) :].rjust(before, b"\0") + data
+
+    @cached_property
+    def _edges(self) -> Int64[np.ndarray, "tokens+1"]:
+        """Where the bytes of each token begin, and the end of the last."""
+        return np.concatenate([[0], np.cumsum(self.sizes(0, len(self.tokens.ids)))])
 
     def place(self, index: int) -> tuple[Integer[np.ndarray, "tokens"], int]:
         """The token ids of the document that a window is of, and the place of the window's first target in it."""
@@ -112,10 +129,11 @@ class Windows:
         index = np.asarray(indices, np.int64)
         row = np.searchsorted(self._ends, index, side="right")
         number = index - self._begins[row]
-        first = self.tokens.starts[row] + number * self.length + 1
+        begin = self.tokens.starts[row]
+        first = begin + number * self.length + 1
         stop = np.minimum(first + self.length, self.tokens.starts[row + 1])
         document = row if self._ends.size > 1 else index * self.num_documents // len(self)
-        return Spans(first, stop, document)
+        return Spans(begin, first, stop, document)
 
 
 class TextTask(Task):
@@ -244,9 +262,14 @@ def _made_by(config: TextConfig, tokenizer: Reader | None) -> str:
     return f"bpe {config.vocab_size or DEFAULT_VOCAB_SIZE}" if config.tokenizer == "bpe" else "bytes"
 
 
-def _read(config: TextConfig, corpus: Corpus, tokenizer: Reader | None) -> tuple[Reader, Iterable[tuple[Split, str]]]:
+def _read(
+    config: TextConfig, corpus: Corpus, tokenizer: Reader | None
+) -> tuple[Reader, Iterable[tuple[Split, Iterable[str]]]]:
     split_of = corpus.splits(config.holdout)
-    training = (document.text for document in corpus.parse() if split_of[document.group] == "train")
-    tokenizer = tokenizer or build_tokenizer(config.tokenizer, config.vocab_size, training)
-    documents: Iterator[tuple[Split, str]] = ((split_of[one.group], one.text) for one in corpus.parse())
-    return tokenizer, documents
+    splits: list[Split] = [split_of[group] for group in corpus.groups]
+
+    def documents() -> Iterator[tuple[Split, Iterable[str]]]:
+        return zip(splits, (one.pieces for one in corpus.stream()), strict=True)
+
+    training = chain.from_iterable(ends_of_words(pieces) for split, pieces in documents() if split == "train")
+    return tokenizer or build_tokenizer(config.tokenizer, config.vocab_size, training), documents()

@@ -1,15 +1,19 @@
 """UTF-8 text of files, and where in them it is none."""
 
 import codecs
+import io
 from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
+from typing import BinaryIO
 
 from regard.errors import DataError
-from regard.reading import content, plain
+from regard.reading import plain
 
 _READ_BYTES = 1 << 20
-"""at a time, at least, of a file that is not read whole"""
-
+"""read at a time"""
 
 _UTF16 = "UTF-16 by its first two bytes; convert the file first, with iconv -f UTF-16 -t UTF-8"
 
@@ -20,18 +24,57 @@ def is_utf16(raw: bytes) -> bool:
 
 
 def read_text(path: Path) -> str:
-    """A file of UTF-8 text.
+    """A file of UTF-8 text; errors as `chunks`."""
+    return "".join(chunks(path))
+
+
+def chunks(path: Path, span: tuple[int, int | None] = (0, None)) -> Iterator[str]:
+    """A file of UTF-8 text in pieces, without a byte order mark; or only from one byte up to another.
 
     Raises:
         DataError: it is missing, empty, binary or in another encoding.
     """
-    try:
-        raw = content(path)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-    if not raw:
-        raise DataError(f"{path} is empty: give a file with text in it")
-    return decode(raw, str(path))
+    return map(itemgetter(1), placed(path, span))
+
+
+def placed(path: Path, span: tuple[int, int | None] = (0, None)) -> Iterator[tuple[int, str]]:
+    """As `chunks`, each behind the byte of the file that it ends at."""
+    at, stop = span
+    raw = b""
+    with _opened(path) as file:
+        file.seek(at)
+        while True:
+            most = _READ_BYTES if stop is None else min(_READ_BYTES, stop - at - len(raw))
+            read = file.read(most)
+            raw += read
+            if not raw and at == 0 and stop is None:
+                raise DataError(f"{path} is empty: give a file with text in it")
+            text, used = _decoded(raw, str(path), file, at, first=at == 0, final=not read)
+            at, raw = at + used, raw[used:]
+            yield at, text
+            if not read:
+                return
+
+
+def documents(path: Path, separator: str | None) -> Iterator[Iterator[str]]:
+    """The texts between separators in a file (None: the file is one), each in pieces, without the empty ones. A text is
+    to be read before the next one; errors as `chunks`."""
+    pieces = filter(itemgetter(1), _numbered(path, separator))
+    return (map(itemgetter(1), each) for _, each in groupby(pieces, itemgetter(0)))
+
+
+def _numbered(path: Path, separator: str | None) -> Iterator[tuple[int, str]]:
+    """The number of a text in its file, and a piece of it, which may be empty."""
+    number, left = 0, ""
+    for chunk in chunks(path):
+        *ended, left = [chunk] if separator is None else (left + chunk).split(separator)
+        for text in ended:
+            yield number, text
+            number += 1
+        cut = max(len(left) - len(separator or "") + 1, 0)  # behind it a separator may have begun
+        yield number, left[:cut]
+        left = left[cut:]
+    yield number, left
 
 
 def lines(path: Path, span: tuple[int, int] | None = None) -> Iterator[str]:
@@ -44,11 +87,7 @@ def lines(path: Path, span: tuple[int, int] | None = None) -> Iterator[str]:
     Raises:
         DataError: it is missing, binary or in another encoding.
     """
-    try:
-        file = plain(path)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-    with file:
+    with _opened(path) as file:
         at, stop = span or (0, None)
         if at:
             file.seek(at - 1)
@@ -61,48 +100,6 @@ def lines(path: Path, span: tuple[int, int] | None = None) -> Iterator[str]:
             at += len(raw)
 
 
-def parts(path: Path, separator: str) -> Iterator[str]:
-    """The texts between separators in a file of UTF-8 text, as `read_text(path).split(separator)` has them, without the
-    empty ones. Memory: the longest text, and as much again.
-
-    Raises:
-        DataError: it is missing, empty, binary or in another encoding.
-    """
-    try:
-        file = plain(path)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-    decoder, at, left = codecs.getincrementaldecoder("utf-8")(), 0, ""
-    with file:
-        while raw := file.read(max(_READ_BYTES, len(left))):
-            left += _decoded(decoder, raw, at, path)
-            left = left.removeprefix("\ufeff") if at == 0 else left
-            at += len(raw)
-            *whole, left = left.split(separator)
-            yield from filter(None, whole)
-        if at == 0:
-            raise DataError(f"{path} is empty: give a file with text in it")
-        _decoded(decoder, b"", at, path)
-    if left:
-        yield left
-
-
-def _decoded(decoder: codecs.IncrementalDecoder, raw: bytes, at: int, path: Path) -> str:
-    """The text of the next bytes; none are the end."""
-    if at == 0 and is_utf16(raw):
-        raise DataError(f"{path}: {_UTF16}")
-    if b"\0" in raw:
-        raise DataError(f"{path}: binary, with a zero byte behind byte {at + raw.index(0)}; regard reads UTF-8 text")
-    begun = len(decoder.getstate()[0])
-    try:
-        return decoder.decode(raw, final=not raw)
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}: no UTF-8: behind byte {at - begun + error.start} ({error.reason}); convert the file first, for "
-            "example with iconv -f ENCODING -t UTF-8"
-        ) from error
-
-
 def decode(raw: bytes, where: str, *, first: bool = True) -> str:
     """UTF-8 text, without the byte order mark that may be its first character. Never a guess at another encoding:
     wrong guesses train on rubbish.
@@ -110,22 +107,43 @@ def decode(raw: bytes, where: str, *, first: bool = True) -> str:
     Raises:
         DataError: it is binary, or in another encoding.
     """
+    return _decoded(raw, where, io.BytesIO(raw), first=first)[0]
+
+
+def _decoded(
+    raw: bytes, where: str, file: BinaryIO, at: int = 0, *, first: bool, final: bool = True
+) -> tuple[str, int]:
+    """The text of the bytes of a file behind the first `at`, and how many of them it takes: all, if they are final."""
     if first and is_utf16(raw):
         raise DataError(f"{where}: {_UTF16}")
     if b"\0" in raw:
-        raise DataError(f"{where}: binary, with a zero byte{_place(raw, raw.index(0))}; regard reads UTF-8 text")
+        place = _place(file, at + raw.index(0))
+        raise DataError(f"{where}: binary, with a zero byte{place}; regard reads UTF-8 text")
     try:
-        text = raw.decode("utf-8")
+        text, used = codecs.utf_8_decode(raw, "strict", final)
     except UnicodeDecodeError as error:
+        place = _place(file, at + error.start)
         raise DataError(
-            f"{where}: no UTF-8: byte 0x{raw[error.start]:02x}{_place(raw, error.start)} ({error.reason}); convert the "
-            f"file first, for example with iconv -f ENCODING -t UTF-8"
+            f"{where}: no UTF-8: byte 0x{raw[error.start]:02x}{place} ({error.reason}); convert the file first, for "
+            "example with iconv -f ENCODING -t UTF-8"
         ) from error
-    return text.removeprefix("\ufeff") if first else text
+    return text.removeprefix("\ufeff") if first else text, used
 
 
-def _place(raw: bytes, at: int) -> str:
+def _place(file: BinaryIO, at: int) -> str:
     """Where a byte stands, as an editor counts: lines and their bytes from 1."""
-    before = raw[:at]
-    line = f" of line {before.count(10) + 1}" if b"\n" in raw.removesuffix(b"\n") else ""
-    return f" at byte {at - before.rfind(10)}{line}"
+    file.seek(0)
+    number, begin, line = 1, 0, file.readline()
+    while at >= begin + len(line):
+        number, begin, line = number + 1, begin + len(line), file.readline()
+    which = f" of line {number}" if number > 1 or file.read(1) else ""
+    return f" at byte {at - begin + 1}{which}"
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        with plain(path) as file:
+            yield file
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from array import array
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ from regard.errors import DataError, ResourceError
 from regard.reading import reading
 from regard.tasks.base import SPLITS, Split
 from regard.tasks.reader import Reader
+from regard.tasks.ticking import Ticking
 from regard.tasks.tokenizer import Tokenizer, tokenizer_from_json
 from regard.writing import partial, sweep
 
@@ -47,8 +49,9 @@ class TokenFiles(NamedTuple):
     splits: dict[Split, Tokens]
 
 
-Source = Callable[[], tuple[Reader, Iterable[tuple[Split, str]]]]
-"""Reads the corpus: the tokenizer, and every document with its split. Called only if the files are not there yet."""
+Source = Callable[[], tuple[Reader, Iterable[tuple[Split, Iterable[str]]]]]
+"""Reads the corpus: the tokenizer, and every document, in pieces, with its split. Called only if the files are not
+there yet."""
 
 
 def cache_folder(folder: str | None) -> Path:
@@ -103,18 +106,21 @@ def _write(folder: Path, key: str, source: Source) -> None:
     dtype = np.dtype(
         np.uint8 if tokenizer.vocab_size <= 1 << 8 else np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
     )
-    measured = () if isinstance(tokenizer, Tokenizer) else _MEASURED
-    starts: dict[Split, list[int]] = {split: [0] for split in SPLITS}
+    measured, progress = () if isinstance(tokenizer, Tokenizer) else _MEASURED, Ticking("tokens written")
+    starts = {split: array("q", [0]) for split in SPLITS}
     with ExitStack() as stack:
         names = (*(f"{split}.ids" for split in SPLITS), *measured)
         files = {name: stack.enter_context((folder / name).open("wb")) for name in names}
-        for split, text in documents:
-            ids, nbytes = tokenizer.document(text)
-            files[f"{split}.ids"].write(ids.astype(dtype).tobytes())
-            starts[split].append(starts[split][-1] + ids.size)
-            if measured:
-                files[f"{split}.nbytes"].write(nbytes.astype(_NBYTES).tobytes())
-                files[f"{split}.text"].write(text.encode()[: int(nbytes.sum())])
+        for split, pieces in documents:
+            text = "".join(pieces) if measured else ""
+            starts[split].append(starts[split][-1])
+            for ids, nbytes in tokenizer.in_pieces([text] if measured else pieces):
+                files[f"{split}.ids"].write(ids.astype(dtype).tobytes())
+                starts[split][-1] += ids.size
+                progress(sum(each[-1] for each in starts.values()))
+                if measured:
+                    files[f"{split}.nbytes"].write(nbytes.astype(_NBYTES).tobytes())
+                    files[f"{split}.text"].write(text.encode()[: int(nbytes.sum())])
     for split in SPLITS:
         np.save(folder / f"{split}.starts.npy", np.array(starts[split], np.int64))
     tokenizer.save(folder / "tokenizer.json")

@@ -2,9 +2,12 @@
 
 import codecs
 import json
+import logging
 import os
+import re
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -29,7 +32,17 @@ _MOST_TOKENS = 1 << 20
 _LONGEST_WORD = 256
 """Bytes. The time to learn merges grows with the square of the longest word, and some scripts have no spaces."""
 _PIECE_CHARACTERS = 1 << 16
-"""Characters encoded at once by BPE: bounds its memory on long documents, and lets it use every core."""
+"""Characters that are encoded by themselves: part of what BPE makes of a long document."""
+_PIECES_AT_ONCE = 16
+"""that BPE encodes: bounds its memory, and lets it use every core"""
+_LEARNED_CHARACTERS = 1 << 14
+"""Characters that BPE learns from at a time, at least, where words end; the library takes 256 such pieces at once."""
+_DIFFERENT_BYTES = 1 << 10
+"""Bytes of different words that BPE learns each of its tokens from, 4 MiB in all at least; every one takes it 100 bytes
+of memory. Most languages have fewer in some gigabytes; without spaces nearly every byte of a text counts."""
+_WORD = re.compile(r"\w+|[^\w\s]+")
+"""as words are counted there"""
+_LOG = logging.getLogger("regard")
 
 
 class Tokenizer(Reader):
@@ -50,7 +63,7 @@ class Tokenizer(Reader):
         self._pieces = np.array(pieces, object)
 
     @abstractmethod
-    def _encode(self, text: str) -> Int64[np.ndarray, "length"]: ...
+    def _encode(self, texts: Iterable[str]) -> Iterator[Int64[np.ndarray, "length"]]: ...
 
     def encode(self, text: str) -> Int64[np.ndarray, "length"]:
         """The ids of a text.
@@ -64,16 +77,27 @@ class Tokenizer(Reader):
             at = text.index("\0")
             raise InputError(f"text holds U+0000 at character {at}; that byte separates documents: remove it")
         try:
-            return self._encode(text)
+            text.encode("utf-8")  # the library would replace half a surrogate pair
         except UnicodeEncodeError as error:
             raise InputError(
                 f"text holds half a surrogate pair at character {error.start}; it is no Unicode"
             ) from error
+        return np.concatenate([np.empty(0, np.int64), *self._encode(_cut([text], _PIECE_CHARACTERS))])
 
     def document(self, text: str) -> Encoded:
         """The ids of a text between two separators; errors as `encode`."""
         ids = np.concatenate([[self.separator], self.encode(text), [self.separator]])
         return Encoded(ids, self.sizes[ids])
+
+    def in_pieces(self, texts: Iterable[str]) -> Iterator[Encoded]:
+        ids = end = np.array([self.separator], np.int64)
+        for more in chain(self._encode(_cut(texts, _PIECE_CHARACTERS)), [end]):
+            if ids.size > 1 and more is not end:
+                yield Encoded(ids, self.sizes[ids])
+                ids = more
+            else:
+                ids = np.concatenate([ids, more])
+        yield Encoded(ids, self.sizes[ids])
 
     def to_bytes(self, ids: Ids) -> bytes:
         """The bytes that the ids stand for.
@@ -111,8 +135,8 @@ class ByteTokenizer(Tokenizer):
     def __init__(self):
         super().__init__([bytes([byte]) for byte in range(256)])
 
-    def _encode(self, text: str) -> Int64[np.ndarray, "length"]:
-        return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int64)
+    def _encode(self, texts: Iterable[str]) -> Iterator[Int64[np.ndarray, "length"]]:
+        return (np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int64) for text in texts)
 
     def to_bytes(self, ids: Ids) -> bytes:
         return self.checked(ids).astype(np.uint8).tobytes()
@@ -162,21 +186,21 @@ class BpeTokenizer(Tokenizer):
             ConfigError: a vocabulary too small for the bytes.
             DataError: texts too small for so many tokens.
         """
-        from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
         from tokenizers import Tokenizer as Model
+        from tokenizers import decoders, models, pre_tokenizers, trainers
 
         if vocab_size < 256:
             raise ConfigError(f"bpe: vocab_size={vocab_size} is too small; 256 tokens are the bytes themselves")
         if vocab_size > _MOST_TOKENS:
             raise ConfigError(f"bpe: vocab_size={vocab_size} is too large; it must be at most {_MOST_TOKENS}")
         model = Model(models.BPE())
-        words = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        cut = pre_tokenizers.Split(Regex(f".{{1,{_LONGEST_WORD}}}"), "isolated")
-        model.pre_tokenizer = pre_tokenizers.Sequence([words, cut])
+        model.pre_tokenizer = _words()
         model.decoder = decoders.ByteLevel()
         letters = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=letters, show_progress=True)
-        model.train_from_iterator(texts, trainer)
+        parts = chain.from_iterable(ends_of_words([text]) for text in texts)
+        most = _DIFFERENT_BYTES * max(vocab_size, DEFAULT_VOCAB_SIZE)
+        model.train_from_iterator(_different(parts, most), trainer)
         learned = model.get_vocab_size()
         if learned < vocab_size:
             raise DataError(
@@ -185,15 +209,83 @@ class BpeTokenizer(Tokenizer):
             )
         return cls(model)
 
-    def _encode(self, text: str) -> Int64[np.ndarray, "length"]:
-        text.encode("utf-8")  # raises on half a surrogate pair, which the library would replace
-        pieces = [text[start : start + _PIECE_CHARACTERS] for start in range(0, len(text), _PIECE_CHARACTERS)]
-        with told("the tokenizer cannot encode this text"):
-            encodings = self._model.encode_batch_fast(pieces)
-        return np.array([index for encoding in encodings for index in encoding.ids], np.int64)
+    def _encode(self, texts: Iterable[str]) -> Iterator[Int64[np.ndarray, "length"]]:
+        waiting = iter(texts)
+        while some := list(islice(waiting, _PIECES_AT_ONCE)):
+            with told("the tokenizer cannot encode this text"):
+                encodings = self._model.encode_batch_fast(some)
+            for encoding in encodings:
+                yield np.array(encoding.ids, np.int64)
+            del encodings  # before there are more: they take 100 bytes a token
 
     def to_json(self) -> str:
         return json.dumps({"kind": self.kind, "model": json.loads(self._model.to_str())}, ensure_ascii=False)
+
+
+def _words() -> "tokenizers.pre_tokenizers.Sequence":
+    from tokenizers import Regex, pre_tokenizers
+
+    cut = pre_tokenizers.Split(Regex(f".{{1,{_LONGEST_WORD}}}"), "isolated")
+    return pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(add_prefix_space=False), cut])
+
+
+def ends_of_words(texts: Iterable[str]) -> Iterator[str]:
+    """A text that comes in pieces, cut where byte-pair encoding cuts it in any case: it learns the same from these."""
+    left = ""
+    for piece in _cut(texts, _LEARNED_CHARACTERS):
+        left += piece
+        at = _end_of_word(left) if len(left) >= _LEARNED_CHARACTERS else 0
+        if at:
+            yield left[:at]
+            left = left[at:]
+    if left:
+        yield left
+
+
+def _end_of_word(text: str) -> int:
+    """Where a word ends, or is cut for its length, whatever follows the text. 0: nowhere for certain."""
+    at = max(text.rfind(" "), text.rfind("\n"))
+    if at > 0 and not text[at - 1].isspace():
+        return at
+    words, raw = _words().pre_tokenize_str(text), text.encode()  # a word has a letter for every byte
+    at = len(raw)
+    for number, (word, _) in enumerate(reversed(words)):
+        at -= len(word)
+        # A letter behind an apostrophe may become part of it, and white space in front of a word part of that.
+        if number and at and raw[at] & 0xC0 != 0x80 and raw[at] != ord("'"):
+            head = raw[:at].decode()
+            if not head[-1].isspace() or raw[at] in b" \n\t\r":
+                return len(head)
+    return 0
+
+
+def _different(texts: Iterable[str], most: int) -> Iterator[str]:
+    """Texts, until they have more than so many bytes of different words."""
+    words: set[str] = set()
+    nbytes = 0
+    for piece in texts:
+        if nbytes > most:
+            _LOG.warning(
+                "bpe learns from the first %.1f MiB of different words only: more take too much memory", nbytes / 2**20
+            )
+            return
+        yield piece
+        new = set(_WORD.findall(piece)) - words
+        words |= new
+        nbytes += len("".join(new).encode())
+
+
+def _cut(texts: Iterable[str], size: int) -> Iterator[str]:
+    """A text that comes in pieces, in pieces of `size` characters; the last may be shorter."""
+    left = ""
+    for piece in texts:
+        left += piece
+        whole = len(left) - len(left) % size
+        for start in range(0, whole, size):
+            yield left[start : start + size]
+        left = left[whole:]
+    if left:
+        yield left
 
 
 class TextStream:

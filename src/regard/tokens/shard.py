@@ -96,18 +96,19 @@ def write_shard(folder: Path, name: str, texts: Iterable[str], tokenizer: Reader
         bounds = {split: stack.enter_context(Written(folder / f"{name}.{split}")) for split in SPLITS}
         at = 0
         for text in texts:
-            split, encoded = split_of(text, holdout), tokenizer.document(text)
-            tokens = np.empty(encoded.ids.size, kind)
-            if measured:
-                tokens["id"], tokens["nbytes"] = encoded.ids, encoded.nbytes
-            else:
-                tokens[:] = encoded.ids
-            if not len(tokens):
-                continue
-            ids.write(tokens.tobytes())
-            bounds[split].write(np.array([at, at + len(tokens)], BOUNDS).tobytes())
-            amounts[split] = amounts[split].plus(Amount(1, len(tokens), int(encoded.nbytes[1:].sum())))
-            at += len(tokens)
+            split, begin, nbytes = split_of(text, holdout), at, 0
+            for encoded in tokenizer.in_pieces([text]):
+                tokens = np.empty(encoded.ids.size, kind)
+                if measured:
+                    tokens["id"], tokens["nbytes"] = encoded.ids, encoded.nbytes
+                else:
+                    tokens[:] = encoded.ids
+                ids.write(tokens.tobytes())
+                nbytes += int(encoded.nbytes[at == begin :].sum())  # the first token is not predicted
+                at += len(tokens)
+            if at > begin:
+                bounds[split].write(np.array([begin, at], BOUNDS).tobytes())
+                amounts[split] = amounts[split].plus(Amount(1, at - begin, nbytes))
         ids.rest()
         sums = stack.enter_context(Written(folder / f"{name}.{SUMS}"))
         sums.write(np.array(ids.sums, SUM).tobytes())

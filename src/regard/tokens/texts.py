@@ -5,11 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from regard.errors import LimitError
+from regard.tasks import corpus
 from regard.tasks.base import Split
 from regard.tasks.config import TABLES
-from regard.tasks.corpus import FIELD
-from regard.tasks.tables import rows, text_in
-from regard.tasks.text_files import parts, read_text
 from regard.tokens.plan import Piece
 
 MOST_BYTES = 1 << 30
@@ -30,20 +28,13 @@ def texts(base: Path, piece: Piece, field: str | None, separator: str | None) ->
         LimitError: a document that is too large to be read whole.
     """
     path = base / piece.path
-    if path.suffix.lower() in TABLES:
-        column = field or "text"
-        span = None if piece.stop is None else (piece.start, piece.stop)
-        for row in rows(path, {column: FIELD}, span=span):
-            yield text_in(row, column, FIELD)
-    elif separator is not None:
-        yield from parts(path, separator)
-    elif piece.size > MOST_BYTES:
+    if separator is None and piece.size > MOST_BYTES and path.suffix.lower() not in TABLES:
         raise LimitError(
             f"{path} is one document of {piece.size:,} bytes, and at most {MOST_BYTES:,} are read whole; say what "
             "separates its documents: --separator"
         )
-    else:
-        yield read_text(path)
+    span = None if piece.stop is None else (piece.start, piece.stop)
+    yield from map("".join, corpus.texts(path, field, separator, span))
 
 
 def split_of(text: str, holdout: float) -> Split:
