@@ -374,7 +374,7 @@ class Trainer:
         if self.identity is not None:
             if saved is not None:
                 self.identity.require(saved, self.run)
-            self.identity = self.identity.accepting(saved)
+                self.identity = self.identity.accepting(saved)
             self.progress.run = self.identity.id
         if saved is None:
             if self.started:
