@@ -34,18 +34,6 @@ def test_pipes_and_devices_are_not_read(regard, tmp_path, name, kind):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "text", ["a = " + "[" * 100_000, "a." * 50_000 + "b = 1", "a = 1\n" * 300_000, "[" + "a." * 9999]
-)
-def test_deep_configurations(regard, tmp_path, text):
-    (tmp_path / "c.toml").write_text(text)
-    began = time.process_time()
-    answer = regard(*TRAIN, "--config", "c.toml")
-    assert (answer.code, answer.err.count("\n")) == (2, 1)
-    assert "c.toml" in answer.err
-    assert time.process_time() - began < 5
-
-
 def test_deep_lines_of_json(regard, tmp_path):
     (tmp_path / "c.jsonl").write_text('{"text": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
     answer = regard(*TRAIN, "--task.corpus", "c.jsonl")
