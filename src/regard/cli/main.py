@@ -55,7 +55,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after `regard`; None: those of this process.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    _open_streams()
     try:
         with terminable():
             return _answered(words)
@@ -106,17 +105,6 @@ def _answered(words: list[str]) -> int:
 def _say(line: str) -> None:
     """Write a line at once: `print` writes its end apart, and lines of several processes would run together."""
     sys.stderr.write(f"{line}\n")
-
-
-def _open_streams() -> None:
-    """A stream that the caller closed goes nowhere: otherwise the next file would be opened in its place."""
-    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
-            if getattr(sys, name) is None:
-                setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def _run(words: list[str]) -> int:
