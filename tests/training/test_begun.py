@@ -35,26 +35,6 @@ def test_who_begins_the_same_run_meanwhile_is_refused(small, tmp_path, monkeypat
     assert seen
 
 
-def test_who_comes_when_the_folder_has_become_the_run_is_refused(small, tmp_path, monkeypatch):
-    """The first one finishes between what the second one looks at and what it writes."""
-    build, seen = new_run.build_task, []
-
-    def finishing(*args, **kwargs):
-        if not seen:
-            seen.append(True)
-            other = tmp_path / "other"
-            train(small, other)
-            other.rename(tmp_path / "run")
-            seen.append(everything(tmp_path / "run"))
-        return build(*args, **kwargs)
-
-    monkeypatch.setattr(new_run, "build_task", finishing)
-    with pytest.raises(ConfigError, match="was written by another process meanwhile; choose another name"):
-        train(small, tmp_path / "run")
-    assert everything(tmp_path / "run") == seen[1]
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
 def test_what_a_killed_process_left_is_begun_anew(small, tmp_path):
     left = tmp_path / ".run.partial"
     left.mkdir()
@@ -132,18 +112,3 @@ def test_metrics_that_are_a_link_are_not_cut_off(small, tmp_path):
     with pytest.raises(UnsafeFileError, match=r"metrics\.jsonl is a link"):
         resume(run, steps=14)
     assert mine.read_bytes() == before
-
-
-def test_a_link_in_place_of_the_folder_that_becomes_a_run(small, tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/text.tex").write_text("mine")
-    (tmp_path / ".run.partial").symlink_to(tmp_path / "mine")
-    train(small, tmp_path / "run")
-    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["text.tex"]
-
-
-def test_what_is_refused_leaves_no_folders(small, tmp_path):
-    wrong = replace(small, model=replace(small.model, attention=("no_mechanism",)))
-    with pytest.raises(ConfigError, match="no_mechanism"):
-        train(wrong, tmp_path / "some/where/run")
-    assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,7 @@ trained, and the run's id, so that a checkpoint of another run can.
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
@@ -35,23 +35,13 @@ def fresh(out: Path) -> Iterator[Path]:
     What a killed process left of it is thrown away. Whoever begins the same run meanwhile is refused and changes
     nothing.
     """
-    above = [folder for folder in out.absolute().parents if not folder.exists()]
-    with writing(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with ExitStack() as stack:
-            with writing(out):
-                partial = stack.enter_context(own_folder(out.parent / f".{out.name}.partial"))
-            yield partial
-            if out.exists() and (not out.is_dir() or any(out.iterdir())):
-                raise ConfigError(f"{out} was written by another process meanwhile; choose another name")
-            with writing(out):
-                partial.rename(out)
-    except BaseException:
-        with suppress(OSError):
-            for folder in above:
-                folder.rmdir()
-        raise
+    with ExitStack() as stack:
+        with writing(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            partial = stack.enter_context(own_folder(out.parent / f".{out.name}.partial"))
+        yield partial
+        with writing(out):
+            partial.rename(out)
 
 
 def record(run: Path, identity: Identity) -> None:

@@ -80,8 +80,6 @@ def own_folder(partial: Path) -> Iterator[Path]:
 
     It is locked while it is written, which ends with the process that wrote it, and removed after an error.
     """
-    if partial.is_symlink() or not partial.is_dir():
-        discard(partial)
     partial.mkdir(exist_ok=True)
     with locked(partial):
         try:
@@ -182,7 +180,6 @@ def write_json(path: Path, value: object) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    discard(path)  # what a killed process left, or a link
     with path.open("xb") as file:
         file.write(data)
         file.flush()
