@@ -65,7 +65,7 @@ def signed(tensors: Mapping[str, Tensor], owner: Owner | None) -> dict[str, Tens
 
 
 def unsigned(tensors: Mapping[str, Tensor], owner: Owner | None) -> dict[str, Tensor]:
-    """What `signed` was given. A dump that says nothing, as those of earlier versions, is taken as it is.
+    """What `signed` was given. A dump that says nothing, as of a state that nobody marked, is taken as it is.
 
     Raises:
         ShapeError: the state of another owner than this one, or of this one under other options.

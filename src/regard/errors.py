@@ -15,7 +15,7 @@ class RegardError(Exception):
     exit_code = 1
 
     def __str__(self) -> str:  # no __init__, which a compiler could not follow
-        return shortened(super().__str__())
+        return printable(super().__str__())
 
 
 class UnsupportedError(RegardError, NotImplementedError):
@@ -84,10 +84,6 @@ class GateError(RegardError):
     exit_code = 7
 
 
-_HEAD, _TAIL = 1000, 400
-"""characters of a long line that are shown: of its beginning, which says who and what, and of its end, the way out"""
-
-
 def printable(text: str) -> str:
     """A text with its control characters escaped, as in JSON, but for line ends and tabs: they would steer a terminal.
 
@@ -96,24 +92,6 @@ def printable(text: str) -> str:
         'a name\\\\u001b[2J'
     """
     return re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
-def shortened(text: str) -> str:
-    """A message, printable, without the middle of lines that nobody reads: what was given may be of any length.
-
-    Example:
-        >>> shortened("cannot read " + 100_000 * "(" + ": write name(option=value)")[990:1050]
-        '(((((((((( ... (98638 characters left out) ... ((((((((((((('
-    """
-    text = printable(text)
-    if len(text) <= _HEAD + _TAIL:
-        return text
-    return "\n".join(
-        f"{line[:_HEAD]} ... ({len(line) - _HEAD - _TAIL} characters left out) ... {line[-_TAIL:]}"
-        if len(line) > _HEAD + _TAIL + 100
-        else line
-        for line in text.split("\n")
-    )
 
 
 _NO_SIZE = ("Storage size calculation overflowed", "integer multiplication overflow", "Overflow when unpacking long")
@@ -217,7 +195,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     if meant := ours(name, known):
         return f"did you mean {meant!r}?{' (True = real, so ~key_padding_mask)' if 'padding' in name else ''}"
-    close = difflib.get_close_matches(name[:_HEAD], known, n=1)
+    close = difflib.get_close_matches(name, known, n=1)
     if close:
         return f"did you mean {close[0]!r}?"
     return f"valid: {', '.join(known)}" if known else "there are none"

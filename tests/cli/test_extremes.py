@@ -1,11 +1,8 @@
 """Numbers and bytes that nobody should give: each is refused by name, or taken, and soon."""
 
-import resource
-
 import pytest
 
 from regard.benchmark import threads
-from regard.errors import ResourceError
 from regard.training import TrainingConfig
 from tests.cli.test_calibrate import with_exits  # noqa: F401  # a fixture
 
@@ -50,23 +47,6 @@ def test_calibrate(regard, with_exits, words, code, said):  # noqa: F811
 def test_threads(regard, run, words, count):
     answer = regard(*words, "--threads", count)
     assert (answer.code, "threads must be at most 1024" in answer.err) == (2, True), answer.err
-
-
-def test_threads_whose_stacks_do_not_fit(monkeypatch):
-    """libgomp ends a process that cannot begin them."""
-    monkeypatch.setattr(threads, "_room", lambda: 10 * threads.STACK)
-    threads.require_threads(11)
-    with pytest.raises(ResourceError, match="of 11 more threads take 88 MiB of memory, and this process may have 80"):
-        threads.require_threads(12)
-
-
-def test_room_is_what_a_limit_leaves(monkeypatch):
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert threads._room() is None
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1 << 46, 1 << 46))
-    assert 1 << 45 < threads._room() < 1 << 46
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1, 1))
-    assert threads._room() == 0
 
 
 def test_threads_of_the_environment(regard, run, monkeypatch):

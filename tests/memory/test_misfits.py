@@ -60,7 +60,7 @@ def test_a_decoder_goes_on_from_its_own_states_alone(segments):
 @torch.no_grad()
 @pytest.mark.parametrize("pair", OF_OTHER_SIZES, ids=lambda pair: f"{SPECS[pair[0]]} as {SPECS[pair[1]]}")
 def test_files_that_do_not_say_whose_they_are(pair):
-    """As earlier versions wrote them: slots that the memory would not have are refused."""
+    """As of states that nobody marked: slots that the memory would not have are refused."""
     made, reads = (model_of(SPECS[at]) for at in pair)
     state = made(tokens_of(), state=made.initial_state(2, segments=True)).state
     old = {name: x for name, x in state.dump().items() if not name.endswith(".of")}

@@ -228,15 +228,6 @@ def test_files_of_jobs_that_were_swapped_are_not_believed(compared, copied, caps
     assert main([*compared.words[:-1], str(copied)]) == 4
 
 
-def test_a_comparison_of_a_version_without_checksums_goes_on(compared, copied, capsys):
-    for path in (copied / "comparison.json", *(copied / "jobs").iterdir()):
-        document = opened(path.read_bytes())
-        path.write_text(json.dumps({"result": document["result"]} if path.parent.name == "jobs" else document))
-    times = {path: path.stat().st_mtime_ns for path in (copied / "jobs").iterdir()}
-    assert main([*compared.words[:-1], str(copied)]) == 0
-    assert {path: path.stat().st_mtime_ns for path in (copied / "jobs").iterdir()} == times
-
-
 def test_a_mechanism_that_only_this_process_knows(tmp_path):
     from typing import final
 

@@ -85,17 +85,12 @@ def test_an_index_goes_with_what_is_deleted(faiss, many, kind):
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
 def test_an_index_of_another_kind_is_refused(faiss, many, kind):
-    """Its files under another name; and what says that it is the other, sealed again."""
+    """Its files under another name."""
     kinds = [one for one in ("flat", "ivf", "hnsw") if one != kind]
     path = Index(many, kind).save()
     for other in kinds:
         for suffix in (".faiss", ".json"):
             (many.folder / f"{other}{suffix}").write_bytes(path.with_suffix(suffix).read_bytes())
-        with pytest.raises(CheckpointError, match=f"is an index {kind}, not {other}; make it again"):
-            Index.load(many, other)  # type: ignore[arg-type]
-        said = many.folder / f"{other}.json"
-        document = checksums.opened(said.read_bytes())
-        said.write_text(json.dumps(checksums.sealed({**document, "kind": other})))
         with pytest.raises(CheckpointError, match="does not fit the datastore"):
             Index.load(many, other)  # type: ignore[arg-type]
     path.write_bytes(b"IxF2")

@@ -1,7 +1,5 @@
 """A tiny run, and a model and a task that follow the same interfaces as the real ones."""
 
-import json
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,7 @@ from regard.models import EncoderConfig, EncoderDecoderConfig
 from regard.models.config import ModelConfig
 from regard.tasks import ClassificationConfig, MaskedConfig, RecallConfig, TranslationConfig
 from regard.tasks.base import IGNORE, Example, Split, Task
-from regard.training import RunConfig, TrainingConfig, checkpoint
+from regard.training import RunConfig, TrainingConfig
 
 
 @pytest.fixture
@@ -70,20 +68,6 @@ def kinds(tmp_path) -> dict[str, RunConfig]:
         "masked": RunConfig(EncoderConfig(**tiny), masked, training),
         "images": RunConfig(EncoderConfig(**tiny), images, training),
     }
-
-
-def without_id(folder: Path) -> None:
-    """A checkpoint as earlier versions wrote them, which says of no run that it is its."""
-    document = json.loads((folder / "progress.json").read_text())
-    del document["run"]
-    files = {each.name: each.read_bytes() for each in folder.iterdir() if each.name != "manifest.json"}
-    shutil.rmtree(folder)
-    checkpoint.save_folder(folder, {**files, "progress.json": json.dumps(document).encode()})
-
-
-@pytest.fixture
-def unnamed() -> Callable[[Path], None]:
-    return without_id
 
 
 class Lookup(nn.Module):

@@ -40,10 +40,7 @@ def test_a_file_shorter_than_the_checkpoint_says_is_refused(tmp_path):
 PASTS = {
     "last newline": lambda lines: [*lines[:3], lines[3][:-1] + b"\x0b", *lines[4:]],
     "carriage returns": lambda lines: [line[:-1] + b"\r\n" for line in lines],
-    "another order": lambda lines: [lines[1], lines[0], *lines[2:]],
-    "twice": lambda lines: [lines[0], lines[0], *lines[2:]],
-    "removed": lambda lines: lines[:2] + lines[3:],
-    "removed at the start": lambda lines: lines[1:],
+    "cut": lambda lines: [lines[0][1:], *lines[1:]],
 }
 
 

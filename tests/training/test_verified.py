@@ -13,7 +13,7 @@ import torch
 
 from regard.errors import CheckpointError, ConfigError, ResourceError
 from regard.models import LanguageModel, ModelConfig
-from regard.training import bounded, checkpoint, files, load, metrics, random_states, resume, train
+from regard.training import begun, bounded, checkpoint, files, load, metrics, random_states, resume, train
 from regard.training.bounded import no_larger
 from regard.training.checkpoint import Progress
 from regard.training.optimizer import adamw, set_rate
@@ -273,10 +273,10 @@ def test_a_run_beyond_its_steps_ends_at_once(small, tmp_path):
 def test_sizes_in_a_file_are_compared_with_what_there_is(small, tmp_path, change):
     """Before anything of them is built."""
     run = train(small, tmp_path / "run").path
-    (run / "manifest.json").unlink()  # as a stranger would
     config = run / "config.toml"
     assert change[0] in config.read_text()
     config.write_text(config.read_text().replace(*change).replace("mlp_width", "# mlp_width"))
+    begun.record(run, begun.identity(run))  # as a stranger would
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for act in (load, resume):
         with pytest.raises((CheckpointError, ConfigError), match=r"larger model than its checkpoint|layers must be at"):

@@ -212,7 +212,7 @@ def _references(
     if not counting:
         return []
     label = f"{counting} baselines"
-    rows = job_files.kept(out, "baselines", lambda: references.counted(config, measure, steps), tell, label, list)
+    rows = job_files.kept(out, "baselines", lambda: references.counted(config, measure, steps), tell, label)
     budget.done("baselines")
     if not _beside(config, measure):
         return rows
@@ -251,7 +251,7 @@ def _costs(
             for row in sweep.sweep(_sweep(config, measure, fixed=fixed, limit=limit), fixed_allocation=fixed)
         ]
 
-    rows = job_files.kept(out, job, make, tell, f"cost over length, {name} allocation", list)
+    rows = job_files.kept(out, job, make, tell, f"cost over length, {name} allocation")
     budget.done(job)
     return rows
 

@@ -22,15 +22,13 @@ def read(path: Path, way_out: str) -> dict[str, Any]:
         raise CheckpointError(f"{path} is damaged: {error}; {way_out}") from error
 
 
-def result(path: Path, form: type | tuple[type, ...] = (dict, list)) -> Any:
-    """The result that a finished job left; a version that named no jobs left only that."""
+def result(path: Path) -> Any:
+    """The result that a finished job left."""
     way_out = "remove it, and only that job is repeated"
     document = read(path, way_out)
     found = document.pop("result", None)
-    if document and document != _identity(path):
+    if document != _identity(path):
         raise CheckpointError(f"{path} is not the file of this job of this comparison; {way_out}")
-    if not isinstance(found, form):
-        raise CheckpointError(f"{path} is damaged: its result is {type(found).__name__}; {way_out}")
     return found
 
 
@@ -45,13 +43,11 @@ def _identity(path: Path) -> dict[str, str]:
     return {"job": path.stem, "comparison": sealed(settings)[KEY]}
 
 
-def kept(
-    out: Path, name: str, make: Callable[[], Any], tell: Callable[[str], None], label: str, form: type = dict
-) -> Any:
+def kept(out: Path, name: str, make: Callable[[], Any], tell: Callable[[str], None], label: str) -> Any:
     """A job's result, from its file if it ended before."""
     path = out / "jobs" / f"{name}.json"
     if path.exists():
-        return result(path, form)
+        return result(path)
     began = time.perf_counter()
     try:
         found = json.loads(json.dumps(make()))

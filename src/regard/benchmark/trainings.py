@@ -80,7 +80,7 @@ def _of_model(
         for measure in measures
     }
     files = {name: out / "jobs" / f"{Path(job.run).name}.json" for name, job in described.items()}
-    results = {name: job_files.result(path, dict) for name, path in files.items() if path.exists()}
+    results = {name: job_files.result(path) for name, path in files.items() if path.exists()}
     for name in results:
         budget.done(plan.training(spec, name, seed))
     missing = [name for name in files if name not in results]
@@ -92,7 +92,7 @@ def _of_model(
                 described[name] = replace(described[name], seconds=max(share - own, 0.0))
         ended = partial(_ended, budget, spec, seed)
         _train(described, files, missing, f"{spec}, seed {seed}", config.threads, tell, ended)
-        results |= {name: job_files.result(files[name], dict) for name in missing if files[name].exists()}
+        results |= {name: job_files.result(files[name]) for name in missing if files[name].exists()}
     return results
 
 

@@ -73,7 +73,7 @@ def _shown(options: Options) -> int:
 
     rows: list[tuple[str, int, str]] = []
     damaged = False
-    identity = Identity(agreed=True)
+    identity = Identity("", agreed=True)
     if options.action == "verify":
         with suppress(CheckpointError):  # a damaged manifest is told below, and says of no checkpoint whose it is
             identity = begun.identity(Path(options.run))

@@ -14,11 +14,8 @@ from pathlib import Path
 
 from regard import __version__, consent
 from regard.cli._interrupted import terminable, told
-from regard.errors import ConfigError, RegardError, nearest, out_of_memory, printable, shortened
+from regard.errors import ConfigError, RegardError, nearest, out_of_memory, printable
 from regard.reading import found_in
-
-_LONGEST_OPTION = 1000
-"""characters of its name: what is longer is said here, because tyro repeats it in full"""
 
 
 def _files() -> dict[str, Path]:
@@ -58,7 +55,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after `regard`; None: those of this process.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    _open_streams()
     try:
         with terminable():
             return _answered(words)
@@ -89,7 +85,7 @@ def _answered(words: list[str]) -> int:
     except OSError as error:
         if error.errno is None:
             return _bug()
-        _say(shortened(f"{name}: {error.strerror}: {error.filename or 'standard output'}"))
+        _say(printable(f"{name}: {error.strerror}: {error.filename or 'standard output'}"))
         return 6
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
@@ -111,24 +107,10 @@ def _say(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
-def _open_streams() -> None:
-    """A stream that the caller closed goes nowhere: otherwise the next file would be opened in its place."""
-    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
-            if getattr(sys, name) is None:
-                setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
-
-
 def _run(words: list[str]) -> int:
     for word in words if words[:1] != ["generate"] else ():  # which takes texts, and says more of them
         if not word.isascii() and any("\ud800" <= letter <= "\udfff" for letter in word):
             raise ConfigError(f"{word!r} is not UTF-8, and what regard writes is; rename it")
-    for word in words:
-        if word.startswith("--") and words[0] != "generate" and len(word.partition("=")[0]) > _LONGEST_OPTION:
-            raise ConfigError(f"there is no option {word!r}; see regard {words[0]} --help")
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
         return 0 if words else 2

@@ -110,7 +110,7 @@ class Index:
         path = self.store.folder / f"{self.kind}.faiss"
         data = faiss().serialize_index(self._index).tobytes()
         save_file(path, data)
-        said = {"sha256 of the index": Entry.of(data).sha256, "of": _entries(self.store), "kind": self.kind}
+        said = {"sha256 of the index": Entry.of(data).sha256, "of": _entries(self.store)}
         save_file(path.with_suffix(".json"), (json.dumps(sealed(said)) + "\n").encode())
         return path
 
@@ -139,8 +139,6 @@ class Index:
             raise CheckpointError(f"{path} is damaged: its SHA-256 differs; make it again with {again}")
         if said.get("of") != _entries(store):
             raise CheckpointError(f"{path} is of the datastore as it was before; make it again with {again}")
-        if said.get("kind") != kind:
-            raise CheckpointError(f"{path} is an index {said.get('kind')}, not {kind}; make it again with {again}")
         index = cls.__new__(cls)
         index.store, index.kind, index._pieces = store, kind, store.pieces()
         try:

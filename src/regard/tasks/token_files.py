@@ -142,8 +142,7 @@ def _read(path: Path) -> TokenFiles:
         with reading(path):
             checksums.verify(path, _FILES)
             meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
-            # Those of a version that wrote no key are read as they are.
-            if meta.get("key", path.name) != path.name:
+            if meta["key"] != path.name:
                 raise ValueError(f"they belong to {meta['key']}")
             dtype = np.dtype(meta["dtype"])
             tokenizer = tokenizer_from_json((path / "tokenizer.json").read_text(encoding="utf-8"))

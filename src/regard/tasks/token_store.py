@@ -133,8 +133,6 @@ class Facts:
         vocab_size, measured = whole(document["vocab_size"], 1, 1 << 32), document["measured"] is True
         itemsize = token_kind(vocab_size, measured=measured).itemsize
         shards = tuple(Shard.of(each, itemsize) for each in document["shards"])
-        if len({shard.name for shard in shards}) < len(shards):
-            raise ValueError("it names a shard twice")
         sha256, size = document["tokenizer"]
         return cls(Entry(str(sha256), whole(size)), vocab_size, measured, float(document["holdout"]), shards)
 

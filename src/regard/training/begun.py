@@ -1,14 +1,13 @@
 """What a run began with, as it was written: configuration, tokenizer, classes, shape of images, origin of weights.
 
 manifest.json of a run holds their checksums, the text of config.toml, so that an edited one can be told from what was
-trained, and the run's id, so that a checkpoint of another run can. Runs of version 0.1 have none and are read as they
-are; the next one that continues them writes it.
+trained, and the run's id, so that a checkpoint of another run can.
 """
 
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
@@ -36,23 +35,13 @@ def fresh(out: Path) -> Iterator[Path]:
     What a killed process left of it is thrown away. Whoever begins the same run meanwhile is refused and changes
     nothing.
     """
-    above = [folder for folder in out.absolute().parents if not folder.exists()]
-    with writing(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with ExitStack() as stack:
-            with writing(out):
-                partial = stack.enter_context(own_folder(out.parent / f".{out.name}.partial"))
-            yield partial
-            if out.exists() and (not out.is_dir() or any(out.iterdir())):
-                raise ConfigError(f"{out} was written by another process meanwhile; choose another name")
-            with writing(out):
-                partial.rename(out)
-    except BaseException:
-        with suppress(OSError):
-            for folder in above:
-                folder.rmdir()
-        raise
+    with ExitStack() as stack:
+        with writing(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            partial = stack.enter_context(own_folder(out.parent / f".{out.name}.partial"))
+        yield partial
+        with writing(out):
+            partial.rename(out)
 
 
 def record(run: Path, identity: Identity) -> None:
@@ -100,16 +89,16 @@ def tokenizer(run: Path, config: RunConfig) -> Reader | None:
 
 
 def identity(run: Path) -> Identity:
-    """Which run it is; one that began before there were ids has none.
+    """Which run it is.
 
     Raises:
-        CheckpointError: its manifest is damaged.
+        CheckpointError: its manifest is missing or damaged.
     """
-    return Identity.of(_read(run)) if (run / MANIFEST).exists() else Identity()
+    return Identity.of(_read(run))
 
 
 def require(run: Path, *, edited: bool = False, trust: bool = False) -> None:
-    """Compare the files of a run with its manifest, if it has one.
+    """Compare the files of a run with its manifest.
 
     Args:
         run: its directory.
@@ -119,8 +108,6 @@ def require(run: Path, *, edited: bool = False, trust: bool = False) -> None:
     Raises:
         CheckpointError: a file is missing, damaged or another one; of config.toml every difference is listed.
     """
-    if not (run / MANIFEST).exists():
-        return
     written = _read(run)
     for name, entry in entries(written).items():
         if name == CONFIG and edited:
@@ -166,7 +153,9 @@ def _read(run: Path) -> dict[str, Any]:
         entries(written)
         Identity.of(written)
     except OSError as error:
-        raise CheckpointError(f"cannot read {run / MANIFEST}: {error.strerror}") from None
+        raise CheckpointError(
+            f"cannot read {run / MANIFEST}: {error.strerror}; restore it, or start a new run"
+        ) from None
     except ValueError as error:
         raise CheckpointError(f"{run / MANIFEST} is damaged: {error}; restore it, or start a new run") from None
     return written

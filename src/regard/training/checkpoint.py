@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from regard.errors import CheckpointError
+from regard.errors import CheckpointError, ResourceError
 from regard.training import shards, standing
 from regard.training.files import load_folder, remove_folder, save_file, save_folder
 from regard.training.random_states import rng_states
@@ -57,8 +57,14 @@ def in_memory(
 
 
 def paths(folder: Path) -> list[Path]:
-    """Checkpoints in a folder, oldest step first, verified or not."""
+    """Checkpoints in a folder, oldest step first, verified or not.
+
+    Raises:
+        ResourceError: the folder is a link to one that is not there.
+    """
     if not folder.is_dir():
+        if folder.is_symlink():  # to a disk that is not mounted; without checkpoints the run would begin anew
+            raise ResourceError(f"{folder} is a link to {os.readlink(folder)}, which is no folder; mount its disk")
         return []
     return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_order)
 

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import shutil
-import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import TypeVar
 
 from regard import checksums
 from regard.checksums import MANIFEST, Entry
-from regard.errors import CheckpointError, ResourceError, UnsafeFileError
+from regard.errors import CheckpointError, ResourceError
 from regard.reading import content
 from regard.writing import discard, locked, save_file, sync, writing
 
@@ -81,8 +80,6 @@ def own_folder(partial: Path) -> Iterator[Path]:
 
     It is locked while it is written, which ends with the process that wrote it, and removed after an error.
     """
-    if partial.is_symlink() or not partial.is_dir():
-        discard(partial)
     partial.mkdir(exist_ok=True)
     with locked(partial):
         try:
@@ -145,20 +142,6 @@ def remove_folder(folder: Path) -> None:
         discard(doomed)
 
 
-def unlinked(path: Path) -> Path:
-    """The path of a file or folder that is about to be written in a run, which is no link: it could lead anywhere.
-
-    Raises:
-        UnsafeFileError: it is a link.
-    """
-    if path.is_symlink():
-        raise UnsafeFileError(
-            f"{path} is a link to {os.readlink(path)}, and a run writes into its own folder only; remove the link, or "
-            "give the whole run another place"
-        )
-    return path
-
-
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
     """Nobody else writes inside.
@@ -170,23 +153,6 @@ def locked_folder(folder: Path) -> Iterator[None]:
         with writing(folder):
             stack.enter_context(locked(folder.resolve()))
         yield
-
-
-def open_own(path: Path, flags: int) -> int:
-    """Open a plain file of a run for writing, made if it is not there, without following a link.
-
-    Raises:
-        UnsafeFileError: it is a link, or no plain file.
-    """
-    try:
-        descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    except OSError:
-        unlinked(path)  # POSIX has ELOOP for a link, and some systems have another number
-        raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise UnsafeFileError(f"{path} is no plain file, and a run writes to nothing else; remove it")
-    return descriptor
 
 
 def _contents(path: Path) -> bytes:
@@ -214,7 +180,6 @@ def write_json(path: Path, value: object) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    discard(path)  # what a killed process left, or a link
     with path.open("xb") as file:
         file.write(data)
         file.flush()

@@ -15,12 +15,11 @@ from regard.training.checkpoint import Checkpoint
 class Identity:
     """Of a run.
 
-    id: 32 hexadecimal digits; empty for a run that began before there were any. others: ids of checkpoints that are
-    accepted beside its own: the empty one of a run that began without, and those that were agreed to. agreed: whichever
-    it goes on from is one of these from then on.
+    id: 32 hexadecimal digits. others: ids of checkpoints that were agreed to. agreed: whichever it goes on from is one
+    of these from then on.
     """
 
-    id: str = ""
+    id: str
     others: tuple[str, ...] = ()
     agreed: bool = False
 
@@ -36,14 +35,10 @@ class Identity:
         Raises:
             ValueError: it says something else.
         """
-        written = document.get("run", {"id": "", "others": []})
         try:
-            found = cls(written["id"], tuple(written["others"]))
+            return cls(document["run"]["id"], tuple(document["run"]["others"]))
         except (KeyError, TypeError) as error:
             raise ValueError(f"no sound id of a run ({type(error).__name__}: {error})") from None
-        if not all(isinstance(one, str) for one in (found.id, *found.others)):
-            raise ValueError("the id of a run is no text")
-        return found
 
     def document(self) -> dict[str, object]:
         """What `of` reads."""
@@ -59,14 +54,12 @@ class Identity:
         if self.agreed or theirs in (self.id, *self.others):
             return
         raise CheckpointError(
-            f"{saved.path} is of another run ({theirs or 'one without an id'}) than {run} "
-            f"({self.id or 'which has no id'}); take it away, or bring the metrics.jsonl "
-            f"of its run too and agree to it with regard train --resume {quote(str(run))} --edited "
+            f"{saved.path} is of another run ({theirs}) than {run} ({self.id}); take it away, or bring the "
+            f"metrics.jsonl of its run too and agree to it with regard train --resume {quote(str(run))} --edited "
             "(in Python: resume(..., edited=True))"
         )
 
-    def accepting(self, saved: Checkpoint | None) -> "Identity":
-        """The same run with this checkpoint accepted; with an id, if it has none yet."""
-        theirs = {self.id, *self.others} if saved is None else {self.id, *self.others, saved.progress.run}
-        mine = self if self.id else Identity.new()
-        return replace(mine, others=tuple(sorted(theirs - {mine.id})), agreed=False)
+    def accepting(self, saved: Checkpoint) -> "Identity":
+        """The same run with this checkpoint accepted."""
+        theirs = {*self.others, saved.progress.run} - {self.id}
+        return replace(self, others=tuple(sorted(theirs)), agreed=False)

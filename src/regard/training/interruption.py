@@ -1,7 +1,6 @@
 """Signals and locks: how a run stops in good order, and why nobody else continues it meanwhile."""
 
 import fcntl
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 from regard.errors import ResourceError
-from regard.training.files import open_own, writing
+from regard.training.files import writing
 
 
 class Interrupted(SystemExit):
@@ -62,11 +61,11 @@ def locked(run: Path) -> Iterator[None]:
     """Hold a run directory; the system lets go of it when the process ends, however it ends.
 
     Raises:
-        ResourceError: another process holds it. UnsafeFileError: the lock is a link.
+        ResourceError: another process holds it.
     """
     path = run / ".lock"
     with writing(path):
-        file = open(open_own(path, os.O_RDWR), "r+b")  # noqa: SIM115
+        file = path.open("ab")
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

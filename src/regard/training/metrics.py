@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from regard.checksums import opened, sealed
-from regard.errors import CheckpointError, ConfigError
+from regard.errors import CheckpointError, ConfigError, UnsafeFileError
 from regard.reading import content
-from regard.training.files import open_own, writing
+from regard.training.files import writing
 
 Record = Mapping[str, object]
 
@@ -37,7 +37,7 @@ class MetricsLog:
         tensorboard: folder of the TensorBoard events, None for none.
 
     Raises:
-        CheckpointError: the file is shorter than `offset`, or the past is damaged: a line of it, its order, its end.
+        CheckpointError: the file is shorter than `offset`, or the past is damaged: a line of it, or its end.
         UnsafeFileError: it is a link.
         ConfigError: TensorBoard was asked for and is not installed.
         ResourceError: the file cannot be written.
@@ -46,19 +46,22 @@ class MetricsLog:
     def __init__(self, path: Path, *, offset: int = 0, step: int = 0, tensorboard: Path | None = None) -> None:
         self.path = path
         self._board = None if tensorboard is None else _board(tensorboard, step)
-        if not os.path.lexists(path):
-            _require_size(path, 0, offset, step)
+        if path.is_symlink():  # in a run from elsewhere it could lead to a file that must not be cut off
+            raise UnsafeFileError(f"{path} is a link, and a run cuts it off where it goes on; put a copy in its place")
+        past = _contents(path) if path.exists() else b""
+        if len(past) < offset:
+            raise CheckpointError(
+                f"{path} has {len(past)} bytes, but the checkpoint of step {step} was saved after {offset}: the file "
+                "was cut or replaced, or is not that of the checkpoint. Put it back, or start a new run"
+            )
+        _records(path, past[:offset])
+        if offset and past[offset - 1 : offset] != b"\n":
+            number = past.count(b"\n", 0, offset) + 1
+            raise _damaged(path, number, f"the past of step {step} does not end with a line")
         with writing(path):
             # Unbuffered: a line refused by a full disk is not tried again.
-            self._file = open(open_own(path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0)  # noqa: SIM115
-        try:
-            _require_size(path, os.fstat(self._file.fileno()).st_size, offset, step)
-            _require_past(path, _contents(path)[:offset], step)
-            with writing(path):
-                self._file.truncate(offset)
-        except BaseException:
-            self.close()
-            raise
+            self._file = path.open("ab", buffering=0)
+            self._file.truncate(offset)
 
     def write(self, record: Record) -> None:
         """Append one line, visible to readers at once."""
@@ -152,32 +155,6 @@ def read(path: Path) -> list[dict[str, object]]:
         CheckpointError: it cannot be read, or a finished line is not what was written.
     """
     return _records(path, _contents(path))
-
-
-def _require_size(path: Path, size: int, offset: int, step: int) -> None:
-    if size < offset:
-        raise CheckpointError(
-            f"{path} has {size} bytes, but the checkpoint of step {step} was saved after {offset}: the file was cut or "
-            "replaced, or is not that of the checkpoint. Put it back, or start a new run"
-        )
-
-
-def _require_past(path: Path, past: bytes, step: int) -> None:
-    """The lines up to a checkpoint are whole, in their order, each there once, and none is of a later step.
-
-    Their length is known from the checkpoint, so one that is missing would let a later one in.
-    """
-    records = _records(path, past)
-    if past and not past.endswith(b"\n"):
-        raise _damaged(path, past.count(b"\n") + 1, f"the past of step {step} does not end with a line")
-    seen: set[tuple[object, object]] = set()
-    last = 0
-    for number, record in enumerate(records, 1):
-        at = record.get("step")
-        if not isinstance(at, int) or not last <= at <= step or (at, record.get("kind")) in seen:
-            raise _damaged(path, number, f"its step is {at}, after {last}, before the checkpoint of step {step}")
-        seen.add((at, record.get("kind")))
-        last = at
 
 
 def _damaged(path: Path, number: int, why: object) -> CheckpointError:

@@ -34,7 +34,7 @@ class Progress:
     data: str = ""
     """fingerprint of the task"""
     run: str = ""
-    """id of the run that wrote it; empty: of a version that gave runs none"""
+    """id of the run that wrote it; empty: a trainer without one did"""
 
 
 def written(progress: Progress, form: int) -> bytes:
@@ -61,7 +61,6 @@ def read(path: Path, files: Mapping[str, bytes], *, step: int | None) -> tuple[P
             raise CheckpointError(
                 f"{path} has checkpoint format {version}; this version of regard reads {WHOLE} and {IN_SHARDS}"
             )
-        document.setdefault("run", "")
         if document.keys() != hints.keys():
             raise CheckpointError(f"{path}: progress.json has {', '.join(document)}, not {', '.join(hints)}")
         for name, hint in hints.items():

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 Table = dict[str, Any]
 
-_MOST_CHARACTERS, _MOST_DOTS = 1 << 20, 1000
-
 _TASKS: dict[str, type] = {task.name: task for task in get_args(TaskConfig)}
 
 
@@ -228,24 +226,14 @@ def _own_problems(cls: type, section: str, message: str) -> list[str]:
 def _parsed(path: Path, *, trust: bool) -> Table:
     """A file's tables. The task names data, and no specifications: `C:Data` there is a folder."""
     try:
-        source = text(path)
-        if len(source) > _MOST_CHARACTERS or max(map(_dots, source.split("\n"))) > _MOST_DOTS:
-            raise ConfigError(f"{path} is no configuration: more than {_MOST_CHARACTERS} characters, or too long a key")
-        table = tomllib.loads(source)
+        table = tomllib.loads(text(path))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except RecursionError:
-        raise ConfigError(f"{path} is nested too deeply") from None
     except ValueError as error:  # no TOML, no UTF-8, or a number of more digits than Python reads
         raise ConfigError(f"{path} is not TOML: {error}") from None
     named = specs.paths({section: values for section, values in table.items() if section != "task"})
     consent.require(named, str(path), trust=trust)
     return table
-
-
-def _dots(line: str) -> int:
-    """Of a key: the time to read one grows with their square."""
-    return line.partition("=")[0].count(".")
 
 
 def _default(field: Field[Any]) -> object:

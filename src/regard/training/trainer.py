@@ -23,7 +23,7 @@ from regard.training.data_order import DataOrder
 from regard.training.device import chosen_device
 from regard.training.environment import own_settings
 from regard.training.evaluation import accumulated, autocast, score
-from regard.training.files import discard, unlinked
+from regard.training.files import discard
 from regard.training.identity import Identity
 from regard.training.interruption import Interrupted, Signals
 from regard.training.metrics import Interval, MetricsLog, Record, Stopwatch
@@ -136,16 +136,15 @@ class Trainer:
         Raises:
             NumericsError: a loss or gradient is not finite; parameters and optimizer are those of the step before.
             ResourceError: no space, no permission or no memory; earlier checkpoints are intact.
-            CheckpointError: the run cannot be continued. UnsafeFileError: it writes through links.
+            CheckpointError: the run cannot be continued. UnsafeFileError: its metrics.jsonl is a link.
             Interrupted: SIGTERM, SIGINT or SIGHUP came; a checkpoint is saved.
         """
         with ExitStack() as stack:
             stack.enter_context(self.ranks.held(self.run))
-            unlinked(self.checkpoints)
             stack.enter_context(own_settings(self.device, self.config))
             self.signals = stack.enter_context(Signals())
             self._restore()
-            board = unlinked(self.run / "tensorboard") if self.config.tensorboard else None
+            board = self.run / "tensorboard" if self.config.tensorboard else None
             with self.ranks.together():
                 if self.ranks.main:
                     self.log = MetricsLog(
@@ -374,7 +373,7 @@ class Trainer:
         if self.identity is not None:
             if saved is not None:
                 self.identity.require(saved, self.run)
-            self.identity = self.identity.accepting(saved)
+                self.identity = self.identity.accepting(saved)
             self.progress.run = self.identity.id
         if saved is None:
             if self.started:

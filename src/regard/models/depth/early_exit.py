@@ -342,7 +342,7 @@ class EarlyExit(Leaving):
         limit: Tensor | float = self.threshold
         if self.decaying:
             fall = torch.exp(-self.temperature * slots.double() / self.horizon)
-            limit = (0.9 * self.threshold + 0.1 * fall).clamp(0, 1)
+            limit = 0.9 * self.threshold + 0.1 * fall
         return torch.where(slots < self.whole, float("inf"), limit) if self.whole else limit
 
     def asked(self, at: int, slots: Tensor, limit: Tensor | float) -> Tensor | float:
