@@ -127,7 +127,7 @@ def test_checkpoints_are_listed_verified_and_exported(regard, run, tmp_path):
     ("words", "code", "message"),
     [
         (["export", "run"], 2, "export needs --out"),
-        (["export", "run", "--out", "taken"], 6, "taken exists; choose another name"),
+        (["export", "run", "--out", "taken"], 2, "taken exists; choose another name"),
         (["export", "run", "--out", "taken/below"], 6, "cannot write taken/below"),
         (["export", "run", "--out", "/proc/model"], 6, "cannot write /proc/model"),
         (["verify", "run", "--out", "x"], 2, "--out is for export"),

@@ -36,16 +36,13 @@ def here() -> torch.device:
 
 @contextmanager
 def on(device: str) -> Iterator[None]:
-    """Within it, checks build and draw on this device; the numbers are those of the CPU.
-
-    torch's global generators, which some checks seed, are put back at the end.
-    """
-    before, kind = _HERE.set(device), torch.device(device).type
-    try:
-        with torch.random.fork_rng([] if kind == "cpu" else [device], device_type=kind):
+    """Within it, checks build and draw on this device, the CPU's numbers; torch's global generators are put back."""
+    with torch.random.fork_rng([] if device.startswith("cpu") else [device], device_type=torch.device(device).type):
+        before = _HERE.set(device)
+        try:
             yield
-    finally:
-        _HERE.reset(before)
+        finally:
+            _HERE.reset(before)
 
 
 @dataclass(frozen=True)

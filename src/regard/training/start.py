@@ -25,6 +25,7 @@ from regard.training.device import chosen_device
 from regard.training.environment import own_settings
 from regard.training.files import write_json
 from regard.training.network import Network
+from regard.training.only import learning
 from regard.training.optimizer import adamw
 
 START = "start.json"
@@ -158,6 +159,7 @@ class Start:
             for name, tensor in wanted.items():
                 tensor.copy_(tensors[name])
         progress, device = Progress(data=task.fingerprint, run=identity), chosen_device(config.device)
+        learning(model, config.only)
         with own_settings(device, config):
             torch.manual_seed(config.seed)
             checkpoint.save(run / "checkpoints", progress, model, adamw(model), device)
