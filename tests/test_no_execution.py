@@ -63,6 +63,7 @@ REASONS = {
     ("regard/integrations/architectures/__init__.py", "importlib.import_module"): "a file of this folder",
     ("regard/specs.py", "importlib.import_module"): "a file of the catalog",
     ("regard/cli/main.py", "importlib.import_module"): "a file of this folder",
+    ("regard/cli/completion.py", "importlib.import_module"): "a file of this folder",
     ("regard/engines/gpu/linear.py", "importlib.import_module"): "one of two names in this folder",
     ("regard/tasks/tables.py", "importlib.import_module"): "pyarrow, which may be absent",
     ("regard/tasks/scoring.py", "importlib.import_module"): "sacrebleu or sklearn, which may be absent",

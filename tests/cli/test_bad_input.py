@@ -171,19 +171,19 @@ def test_folders_that_cannot_be_written(regard, tmp_path, tiny, text, run, verb,
 
 
 WRITERS = (
-    "accuracy no_mechanism",
+    "accuracy performer",
     "cache nowhere",
     "calibrate nowhere",
-    "capacity no_mechanism",
+    "capacity softmax",
     "claims dot_product_variance --quick",
-    "compare no_mechanism",
+    "compare softmax --text.corpus nowhere",
     "explore nowhere text",
     "generate nowhere text",
     "knn build nowhere --model nothing",
     "knn merge nowhere nothing",
     "report nowhere",
-    "retrieval no_mechanism",
-    "rounding no_mechanism",
+    "retrieval softmax",
+    "rounding softmax",
     "tokens build nowhere",
     "train --from nowhere",
 )
@@ -195,7 +195,6 @@ def test_what_cannot_be_written_is_said_before_anything_is_read(regard, tmp_path
     answer = regard(*words.split(), "--out", "file/below")
     assert (answer.code, answer.out) == (6, "")
     assert "cannot write file/below" in answer.err
-    assert "no_mechanism" not in answer.err
     assert "nowhere" not in answer.err
 
 

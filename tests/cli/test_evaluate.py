@@ -51,7 +51,6 @@ def test_messages_name_flags_that_evaluate_has(regard, run, rows):
         ("one.jsonl", [], "--separator"),
         ("short.jsonl", [], "--length"),
         ("lines.txt", ["--length", "500"], "--holdout"),
-        ("rows.jsonl", ["--field", "body", "--token-files", "/proc/none"], "--token-files"),
     ):
         answer = regard("evaluate", run, "--corpus", name, *words)
         assert answer.code in (3, 6), answer.err

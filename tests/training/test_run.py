@@ -73,7 +73,6 @@ def test_the_public_names():
     import regard
 
     assert regard.train is train
-    assert regard.load is load
     assert regard.evaluate is evaluate
 
 

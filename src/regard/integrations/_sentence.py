@@ -104,7 +104,9 @@ def recipe(
         for name, key, value in read
         if value and key not in _READ and value not in _ONLY.get(key, ())
     ]
-    said: Any = settings.values.get
+    said: Any = settings.get
+    for _, key, _ in read:  # those that regard does not have are named above
+        said(key)
     width, prompts = said("embedding_dimension", said("word_embedding_dimension")), said("prompts") or {}
     if found and width != dim:
         settings.problems.append(f"embedding_dimension={width!r}, and hidden states have {dim}")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard import CheckpointError, ConfigError, Heads, InputError, ShapeError, UnsupportedError
+from regard import ConfigError, Heads, InputError, ShapeError, UnsupportedError
 
 
 def sigmoid(x: float) -> float:
@@ -193,18 +193,6 @@ def test_gates_are_required_and_bounded() -> None:
         mechanism(*x, inputs={"log_gate": 0.1 * torch.ones(2, 2, 9, 1, dtype=torch.float64)})
     with pytest.raises(ShapeError, match="takes the inputs \\[\\], got"):
         build()(*x, inputs=gates(mechanism, 9))
-
-
-def test_weights_of_a_gate_that_read_the_key_are_refused_by_name() -> None:
-    mechanism = build(gate=True)
-    written = {**mechanism.state_dict(), "gate_weight": torch.zeros(2, 4)}
-    with pytest.raises(
-        CheckpointError, match=r"rfa\(gate=True\) of version 0\.1 read its gate from the key.*train again"
-    ):
-        mechanism.load_state_dict(written)
-    inside = torch.nn.ModuleDict({"attention": mechanism})
-    with pytest.raises(CheckpointError, match=r"gate_weight was written by version 0\.1"):
-        inside.load_state_dict({f"attention.{name}": x for name, x in written.items()}, strict=False)
 
 
 @pytest.mark.parametrize("options", OPTIONS[:2], ids=str)
