@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
-from regard.cli._options import TYPES, Ignore
+from regard.cli._options import TYPES, Ignore, Json
 from regard.errors import ConfigError, nearest
 from regard.models import presets
 from regard.models.config import ModelConfig
@@ -85,8 +85,7 @@ class _Options:
     """how it is trained"""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     """what several processes share besides the examples; also beside --resume, where it may be another each time"""
-    json: bool = False
-    """machine output on stdout"""
+    json: Json = False
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import tyro
 
 from regard.benchmark.threads import default_threads
 from regard.cli._numbers import one_word, parse_numbers, require_positive
-from regard.cli._options import Ignore, Trust, read
+from regard.cli._options import Ignore, Json, Seed, Threads, Trust, read
 from regard.cli._output import console, emit, table, will_write
 from regard.cli._threads import cpu_threads
 from regard.errors import ConfigError, DataError, nearest
@@ -58,16 +58,13 @@ class Options:
     """of networks, counted from 0; None: the first, the middle and the last"""
     corpus: str = "state_of_the_union"
     """the text that networks read"""
-    threads: int = field(default_factory=default_threads)
-    """CPU threads; by default OMP_NUM_THREADS, else all cores"""
-    seed: int = 0
-    """of everything random"""
+    threads: Threads = field(default_factory=default_threads)
+    seed: Seed = 0
     out: str | None = None
     """folder for results.json and accuracy.html"""
     trust: Trust = False
     ignore: Ignore = ()
-    json: bool = False
-    """machine output on stdout"""
+    json: Json = False
 
 
 def parse(words: Sequence[str]) -> Options:

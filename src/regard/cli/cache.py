@@ -7,13 +7,12 @@ kept. The key is asked for before the text and after it.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import tyro
 
 from regard.benchmark.threads import default_threads
 from regard.cli._numbers import one_word, parse_numbers, require_positive
-from regard.cli._options import Ignore, Trust
+from regard.cli._options import Device, Ignore, Json, Threads, Trust
 from regard.cli._output import console, emit, table, will_write
 from regard.cli._threads import cpu_threads
 from regard.errors import ConfigError
@@ -42,18 +41,15 @@ class Options:
     """rows of text; None: 2, or 1 behind a context of more than 512"""
     keys: int | None = None
     """pass keys; None: 2, or 1 behind a context of more than 512"""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """auto: cuda, else mps, else cpu"""
-    threads: int = field(default_factory=default_threads)
-    """CPU threads; by default OMP_NUM_THREADS, else all cores"""
+    device: Device = "auto"
+    threads: Threads = field(default_factory=default_threads)
     seed: int = 0
     """of the keys"""
     trust: Trust = False
     ignore: Ignore = ()
     out: str | None = None
     """folder for results.json and cache.html"""
-    json: bool = False
-    """machine output on stdout"""
+    json: Json = False
 
 
 def parse(words: Sequence[str]) -> Options:

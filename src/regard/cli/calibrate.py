@@ -12,7 +12,7 @@ import tyro
 
 from regard.benchmark.threads import default_threads
 from regard.cli._numbers import require_positive
-from regard.cli._options import Ignore, Trust
+from regard.cli._options import Device, Ignore, Json, Threads, Trust
 from regard.cli._output import console, emit, table, will_write
 from regard.cli._threads import cpu_threads
 from regard.errors import ConfigError, DataError
@@ -68,16 +68,13 @@ class Options:
     """of the draw of the passages"""
     batch_size: int = 16
     """passages at a time"""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """auto: cuda, else mps, else cpu"""
-    threads: int = field(default_factory=default_threads)
-    """CPU threads; by default OMP_NUM_THREADS, else all cores"""
+    device: Device = "auto"
+    threads: Threads = field(default_factory=default_threads)
     trust: Trust = False
     ignore: Ignore = ()
     out: str | None = None
     """new folder for the calibration; None: exits in the folder of a run, and nowhere for published weights"""
-    json: bool = False
-    """machine output on stdout"""
+    json: Json = False
 
 
 def run(options: Options) -> int:

@@ -13,6 +13,7 @@ import tyro
 
 from regard.benchmark.threads import default_threads
 from regard.cli._numbers import require_positive
+from regard.cli._options import Json, Seed, Threads
 from regard.cli._output import console, emit, table, will_write
 from regard.cli._threads import cpu_threads
 
@@ -37,14 +38,11 @@ class Options:
     """logits of a key with itself; the best one for each mechanism is shown"""
     trials: int = 32
     """independent sets of pairs"""
-    threads: int = field(default_factory=default_threads)
-    """CPU threads; by default OMP_NUM_THREADS, else all cores"""
-    seed: int = 0
-    """of everything random"""
+    threads: Threads = field(default_factory=default_threads)
+    seed: Seed = 0
     out: str | None = None
     """folder for results.json"""
-    json: bool = False
-    """machine output on stdout"""
+    json: Json = False
 
 
 def run(options: Options) -> int:

@@ -15,6 +15,7 @@ import tyro
 
 from regard import claims
 from regard.checksums import opened, sealed
+from regard.cli._options import Json
 from regard.cli._output import console, emit, table, will_write
 from regard.cli._threads import cpu_threads
 from regard.errors import ConfigError, DataError
@@ -39,8 +40,7 @@ class Options:
     """the small form of each: checks that the controls are reached, and is no evidence"""
     threads: int = 1
     """CPU threads"""
-    json: bool = False
-    """machine output on stdout"""
+    json: Json = False
 
 
 def run(options: Options) -> int:

@@ -10,6 +10,7 @@ import tyro
 from regard import catalog, specs
 from regard.cli import _run_info
 from regard.cli._kinds import KINDS, MECHANISM, PACKAGES, names
+from regard.cli._options import Json
 from regard.cli._output import console, emit, table
 from regard.errors import ConfigError, nearest, unknown
 from regard.models import presets
@@ -26,8 +27,7 @@ class Options:
     exits"""
     trust: bool = False
     """a run may name its mechanism by import path, module:Class, which runs that module"""
-    json: bool = False
-    """machine output on stdout"""
+    json: Json = False
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import tyro
 
 from regard.cli._datastore import KnnOptions, as_options, searched, tell
 from regard.cli._interrupted import leaving
-from regard.cli._options import Ignore, Trust, own_names
+from regard.cli._options import Device, Ignore, Json, Trust, own_names
 from regard.cli._output import console, emit, given, table, will_write
 from regard.errors import ConfigError, InputError
 from regard.tasks.config import TextConfig
@@ -67,12 +67,10 @@ class Options:
     limit: int = 0
     """sweep: as many windows, evenly spaced; 0: all"""
     knn: KnnOptions = dataclasses.field(default_factory=KnnOptions)
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """auto: cuda, else mps, else cpu"""
+    device: Device = "auto"
     trust: Trust = False
     ignore: Ignore = ()
-    json: bool = False
-    """machine output on stdout"""
+    json: Json = False
 
 
 _TAKEN = {

@@ -11,6 +11,7 @@ import tyro
 
 from regard.benchmark.threads import default_threads
 from regard.cli._numbers import require_positive
+from regard.cli._options import Json, Seed, Threads
 from regard.cli._output import console, emit, table, will_write
 from regard.cli._threads import cpu_threads
 
@@ -31,14 +32,11 @@ class Options:
     """learning rates; the best one on validation sequences is shown, on others"""
     trainings: int = 1
     """of each mechanism, with seeds that count from --seed"""
-    threads: int = field(default_factory=default_threads)
-    """CPU threads; by default OMP_NUM_THREADS, else all cores"""
-    seed: int = 0
-    """of everything random"""
+    threads: Threads = field(default_factory=default_threads)
+    seed: Seed = 0
     out: str | None = None
     """folder for results.json and retrieval.html"""
-    json: bool = False
-    """machine output on stdout"""
+    json: Json = False
 
 
 def run(options: Options) -> int:

@@ -12,7 +12,7 @@ import tyro
 
 from regard.benchmark.threads import default_threads
 from regard.cli._numbers import one_word, parse_numbers, require_positive
-from regard.cli._options import read
+from regard.cli._options import Json, Seed, Threads, read
 from regard.cli._output import console, emit, table, will_write
 from regard.cli._threads import cpu_threads
 
@@ -40,14 +40,11 @@ class Options:
     """of random vectors: width of a head"""
     norm: float = 2.0
     """of random queries and keys, divided by key_dim^(1/4): logits lie within -norm^2 and norm^2"""
-    threads: int = field(default_factory=default_threads)
-    """CPU threads; by default OMP_NUM_THREADS, else all cores"""
-    seed: int = 0
-    """of everything random"""
+    threads: Threads = field(default_factory=default_threads)
+    seed: Seed = 0
     out: str | None = None
     """folder for results.json"""
-    json: bool = False
-    """machine output on stdout"""
+    json: Json = False
 
 
 def parse(words: Sequence[str]) -> Options:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from regard.cli._interrupted import leaving
-from regard.cli._options import Ignore, own_names
+from regard.cli._options import Ignore, Json, own_names
 from regard.cli._output import console, emit, table, will_write
 from regard.errors import ConfigError
 
@@ -66,8 +66,7 @@ class Options:
     trust: bool = False
     """build: a run named by --tokenizer may name its mechanism by import path, module:Class, which runs that module"""
     ignore: Ignore = ()
-    json: bool = False
-    """machine output on stdout"""
+    json: Json = False
 
 
 def run(options: Options) -> int:
