@@ -16,7 +16,7 @@ import tyro
 from regard import claims
 from regard.checksums import opened, sealed
 from regard.cli._options import Json
-from regard.cli._output import console, emit, table, will_write
+from regard.cli._output import console, emit, table, tell, will_write
 from regard.cli._threads import cpu_threads
 from regard.errors import ConfigError, DataError
 from regard.reading import content
@@ -65,7 +65,7 @@ def run(options: Options) -> int:
     refused: list[str] = []
     with cpu_threads(options.threads):
         for name, claim in built.items():
-            console(machine=True).print(f"{name}: measuring {len(seeds[name])} seeds", markup=False)
+            tell(f"{name}: measuring {len(seeds[name])} seeds")
             try:
                 result = claims.measure(claim, seeds[name], tiny=options.quick)
             except ConfigError as error:  # published weights that are not installed

@@ -17,12 +17,11 @@ from regard.cli._datastore import (
     looked_up,
     mixing,
     require_datastore,
-    tell,
     tell_own,
 )
 from regard.cli._depth import Evaluated, depth_rows, leave_early, require_as_measured
 from regard.cli._options import Device, Ignore, Trust, own_names
-from regard.cli._output import console, emit, table, weights_of
+from regard.cli._output import console, emit, table, tell, weights_of
 from regard.errors import ConfigError
 from regard.tasks.config import TABLES, TEXTS, ClassificationConfig, TextConfig, TranslationConfig
 from regard.tasks.ticking import Ticking

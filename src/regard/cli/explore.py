@@ -6,7 +6,7 @@ import tyro
 
 from regard.cli import _run_info
 from regard.cli._options import Device, Ignore, Trust
-from regard.cli._output import console, emit, given, table, will_write
+from regard.cli._output import console, emit, given, table, tell, will_write
 from regard.errors import ConfigError
 
 
@@ -51,7 +51,7 @@ def run(options: Options) -> int:
     if options.beside is None and options.beside_attention is not None:
         raise ConfigError("--beside-attention is for the model of --beside, and there is none")
     will_write(options.out, new=True)
-    screen, told = console(machine=options.json), console(machine=True)
+    screen = console(machine=options.json)
     found = explore(
         chosen(options.model, options.attention, "--attention"),
         given(options.text),
@@ -61,7 +61,7 @@ def run(options: Options) -> int:
         out=options.out,
         device=options.device,
         trust=options.trust,
-        tell=lambda line: told.print(line, markup=False),
+        tell=tell,
     )
     if options.json:
         emit(found)

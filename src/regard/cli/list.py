@@ -9,7 +9,7 @@ import tyro
 from regard import catalog
 from regard.cli._kinds import PACKAGES, PLURALS, names
 from regard.cli._options import Json
-from regard.cli._output import console, emit, table
+from regard.cli._output import console, emit, table, tell
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def run(options: Options) -> int:
         if found:
             screen.print(f"{kinds + ':':10} {', '.join(found)}", markup=False)
     if not mechanisms and not any(others.values()):
-        console(machine=True).print("nothing matches; regard list shows everything", markup=False)
+        tell("nothing matches; regard list shows everything")
     return 0
 
 
