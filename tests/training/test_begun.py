@@ -16,25 +16,6 @@ def everything(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
-def test_who_begins_the_same_run_meanwhile_is_refused(small, tmp_path, monkeypatch):
-    """The other one comes at each moment while the first prepares its folder."""
-    build, seen = new_run.build_task, []
-
-    def meanwhile(*args, **kwargs):
-        if not seen:
-            seen.append(everything(tmp_path))
-            with pytest.raises(ResourceError, match="another process or thread is writing it") as caught:
-                train(small, tmp_path / "run")
-            assert "space" not in str(caught.value)
-            assert everything(tmp_path) == seen[0]
-        return build(*args, **kwargs)
-
-    monkeypatch.setattr(new_run, "build_task", meanwhile)
-    assert train(small, tmp_path / "run").evaluation["step"] == 12
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
-    assert seen
-
-
 def test_who_comes_when_the_folder_has_become_the_run_is_refused(small, tmp_path, monkeypatch):
     """The first one finishes between what the second one looks at and what it writes."""
     build, seen = new_run.build_task, []
@@ -56,7 +37,7 @@ def test_who_comes_when_the_folder_has_become_the_run_is_refused(small, tmp_path
 
 
 def test_what_a_killed_process_left_is_begun_anew(small, tmp_path):
-    left = tmp_path / ".run.partial"
+    left = tmp_path / f".run.{16 * '0'}.partial"
     left.mkdir()
     for name in ("config.toml", "tokenizer.json"):
         (left / name).write_text("half")
@@ -149,14 +130,6 @@ def test_no_link_of_a_run_leads_outside(small, tmp_path, name, kind):
         done = name.rpartition("/")[2] not in str(error)
     assert {path: path.read_bytes() if path.is_file() else None for path in (outside, *outside.rglob("*"))} == before
     assert done == (place.name.startswith((".env", ".step")) or (kind == "file" and name.endswith(".json")))
-
-
-def test_a_link_in_place_of_the_folder_that_becomes_a_run(small, tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/text.tex").write_text("mine")
-    (tmp_path / ".run.partial").symlink_to(tmp_path / "mine")
-    train(small, tmp_path / "run")
-    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["text.tex"]
 
 
 def test_what_is_refused_leaves_no_folders(small, tmp_path):
