@@ -36,10 +36,7 @@ def here() -> torch.device:
 
 @contextmanager
 def on(device: str) -> Iterator[None]:
-    """Within it, checks build and draw on this device; the numbers are those of the CPU.
-
-    torch's global generators, which some checks seed, are put back at the end.
-    """
+    """Checks build and draw on this device, with the CPU's numbers; torch's generators are put back at the end."""
     before, kind = _HERE.set(device), torch.device(device).type
     try:
         with torch.random.fork_rng([] if kind == "cpu" else [device], device_type=kind):
