@@ -9,48 +9,7 @@ tensor([[1, 0, 0, 0],
         [1, 0, 1, 1]], dtype=torch.int32)
 """
 
-from regard.patterns import (
-    FAR,
-    Columns,
-    Pattern,
-    Possibility,
-    Residues,
-    Span,
-    block,
-    block_model,
-    causal,
-    dilated,
-    disjoint,
-    edges,
-    everything,
-    first,
-    parse,
-    per_head,
-    random_blocks,
-    strided,
-    summary,
-    window,
-)
+from regard import patterns
+from regard.patterns import *  # noqa: F403
 
-__all__ = [
-    "FAR",
-    "Columns",
-    "Pattern",
-    "Possibility",
-    "Residues",
-    "Span",
-    "block",
-    "block_model",
-    "causal",
-    "dilated",
-    "disjoint",
-    "edges",
-    "everything",
-    "first",
-    "parse",
-    "per_head",
-    "random_blocks",
-    "strided",
-    "summary",
-    "window",
-]
+__all__ = patterns.__all__

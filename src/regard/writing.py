@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from regard.errors import ConfigError, ResourceError
 
-_PARTIAL = re.compile(r"\.partial-[0-9a-f]{16}|\..+\.[0-9a-f]{16}\.partial", re.DOTALL)
+_PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}\.partial", re.DOTALL)
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        refused = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Choose")
+        refused = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTEMPTY), "Choose")
         way = {errno.EWOULDBLOCK: "Wait for it or choose", **refused}.get(error.errno or 0, "Free some space or choose")
         raise ResourceError(
             f"cannot write {path}: {error.strerror or error}. {way} a folder that can be written; what was saved "
@@ -63,7 +63,7 @@ def new_file(target: Path) -> Iterator[BinaryIO]:
     with writing(target):
         if not target.parent.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
-        with partial(lambda new: new.touch(exist_ok=False), target.parent, f".{target.name}.", ".partial") as path:
+        with partial(target, lambda new: new.touch(exist_ok=False)) as path:
             with path.open("r+b") as file:
                 yield file
                 file.flush()
@@ -83,16 +83,15 @@ def save_file(target: Path, data: bytes) -> None:
 
 
 @contextmanager
-def partial(make: Callable[[Path], object], folder: Path, before: str, after: str = "") -> Iterator[Path]:
-    """A file or folder that nobody else writes, removed at the end of the block unless it was renamed.
+def partial(target: Path, make: Callable[[Path], object] = Path.mkdir) -> Iterator[Path]:
+    """A folder, or file, that will be `target` and nobody else writes; removed at the end of the block unless renamed.
 
-    It is locked as long as its process lives; what dead processes left in the same folder is removed first. Its name
-    has random digits between `before` and `after`.
+    It is locked as long as its process lives; what dead processes left in the same folder is removed first.
     """
-    sweep(folder)
+    sweep(target.parent)
     with ExitStack() as stack:
         while True:
-            path = folder / f"{before}{secrets.token_hex(8)}{after}"
+            path = target.with_name(f".{target.name}.{secrets.token_hex(8)}.partial")
             make(path)
             try:
                 stack.enter_context(locked(path))

@@ -218,7 +218,7 @@ def test_two_writers_at_once_leave_one_complete_result(tmp_path: Path) -> None:
 
 
 def test_what_killed_processes_left_of_token_files_goes_and_of_living_ones_stays(tmp_path: Path) -> None:
-    dead, other = (tmp_path / f".partial-{digit * 16}" for digit in "01")
+    dead, other = (tmp_path / f".key.{digit * 16}.partial" for digit in "01")
     dead.mkdir()
     other.mkdir()
     (dead / "train.ids").write_text("half")

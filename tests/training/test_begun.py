@@ -16,27 +16,28 @@ def everything(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
-def test_who_begins_the_same_run_meanwhile_is_refused(small, tmp_path, monkeypatch):
-    """The other one comes at each moment while the first prepares its folder."""
+def test_who_comes_when_the_folder_has_become_the_run_is_refused(small, tmp_path, monkeypatch):
+    """The first one finishes between what the second one looks at and what it writes."""
     build, seen = new_run.build_task, []
 
-    def meanwhile(*args, **kwargs):
+    def finishing(*args, **kwargs):
         if not seen:
-            seen.append(everything(tmp_path))
-            with pytest.raises(ResourceError, match="another process or thread is writing it") as caught:
-                train(small, tmp_path / "run")
-            assert "space" not in str(caught.value)
-            assert everything(tmp_path) == seen[0]
+            seen.append(True)
+            other = tmp_path / "other"
+            train(small, other)
+            other.rename(tmp_path / "run")
+            seen.append(everything(tmp_path / "run"))
         return build(*args, **kwargs)
 
-    monkeypatch.setattr(new_run, "build_task", meanwhile)
-    assert train(small, tmp_path / "run").evaluation["step"] == 12
+    monkeypatch.setattr(new_run, "build_task", finishing)
+    with pytest.raises(ResourceError, match=r"cannot write .*run: Directory not empty"):
+        train(small, tmp_path / "run")
+    assert everything(tmp_path / "run") == seen[1]
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-    assert seen
 
 
 def test_what_a_killed_process_left_is_begun_anew(small, tmp_path):
-    left = tmp_path / ".run.partial"
+    left = tmp_path / f".run.{16 * '0'}.partial"
     left.mkdir()
     for name in ("config.toml", "tokenizer.json"):
         (left / name).write_text("half")

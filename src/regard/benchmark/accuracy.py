@@ -8,16 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard import __version__, specs
+from regard import specs
 from regard.benchmark.decompose import LEAST_REDRAWS, decompose
-from regard.benchmark.plain import plain
+from regard.benchmark.recorded import recorded
 from regard.benchmark.resting import resting_inputs
 from regard.benchmark.vectors import Vectors, effective_keys
 from regard.catalog import build, describe, names, outline, parts, resolve
 from regard.core import generator
 from regard.errors import ConfigError, ResourceError, UnsupportedError
 from regard.info import Heads, Info
-from regard.training.environment import environment
 
 FORMAT = "regard accuracy 1"
 EXACT = "softmax"
@@ -146,17 +145,7 @@ def measure(config: AccuracyConfig, cases: Sequence[Vectors], *, tell: Tell = la
     if not results["rows"]:
         reasons = dict.fromkeys(one["reason"] for one in results["skipped"])
         raise ConfigError("\n".join(["nothing could be measured:", *reasons]))
-    return plain(
-        {
-            "format": FORMAT,
-            "version": __version__,
-            "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "seconds": time.perf_counter() - begun,
-            "plan": asdict(config),
-            **results,
-            "environment": environment(torch.device("cpu"), 0),
-        }
-    )
+    return recorded(FORMAT, config, begun, **results)
 
 
 def _settings(spec: str, config: AccuracyConfig) -> Iterator[_Setting]:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,14 +11,12 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from regard import __version__
-from regard.benchmark.plain import plain
+from regard.benchmark.recorded import recorded
 from regard.benchmark.resting import resting_inputs
 from regard.catalog import build, describe
 from regard.core import Attention, generator
 from regard.errors import ConfigError, UnsupportedError
 from regard.info import Heads
-from regard.training.environment import environment
 
 FORMAT = "regard capacity 1"
 SPECS = (
@@ -188,19 +186,8 @@ def measure(config: CapacityConfig, *, tell: Tell = lambda line: None) -> dict[s
         value, _ = recall(decoded(spec, pairs, sharpness=CONTROL_SHARPNESS, **shared))
         control = {"title": f"{spec} finds {pairs} pairs", "expected": expected, "value": value}
         controls.append({**control, "tolerance": 1e-9, "reached": abs(value - expected) <= 1e-9})
-    return plain(
-        {
-            "format": FORMAT,
-            "version": __version__,
-            "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "seconds": time.perf_counter() - begun,
-            "plan": asdict(config),
-            "rows": rows,
-            "best": {spec: _best([row for row in rows if row["spec"] == spec]) for spec in config.specs},
-            "controls": controls,
-            "environment": environment(torch.device("cpu"), 0),
-        }
-    )
+    best = {spec: _best([row for row in rows if row["spec"] == spec]) for spec in config.specs}
+    return recorded(FORMAT, config, begun, rows=rows, best=best, controls=controls)
 
 
 def _best(rows: Sequence[dict[str, Any]]) -> float:

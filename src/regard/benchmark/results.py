@@ -1,16 +1,12 @@
 """The results of a comparison as plain data: everything measured, everything concluded, and how to repeat it."""
 
 import json
-import os
-import platform
 import shlex
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from regard import __version__
 from regard.benchmark import board, sweep
@@ -21,6 +17,7 @@ from regard.benchmark.language import sentence
 from regard.benchmark.measures import Measure, Metric, taken
 from regard.benchmark.plain import plain
 from regard.benchmark.quality import MIN_UNITS
+from regard.benchmark.recorded import machine, now
 from regard.benchmark.references import timed_as
 from regard.benchmark.verdict import Estimate, Sample, estimates, ties
 
@@ -110,18 +107,11 @@ def assemble(
     return {
         "format": FORMAT,
         "version": __version__,
-        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "created": now(),
         "task": task,
         "config": json.loads(json.dumps(asdict(asked))),
         "expected": asdict(expected),
-        "environment": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "platform": platform.platform(),
-            "processor": torch.backends.cpu.get_cpu_capability(),
-            "cores": os.cpu_count(),
-            "threads": config.threads,
-        },
+        "environment": machine(config.threads),
         "entries": entries,
         "baselines": beside,
         "ties": {name: {"best": best, "specs": names} for name, (best, names) in tied.items()},

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,16 +11,15 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from regard import __version__, catalog
+from regard import catalog
 from regard.benchmark.fitting import averages, train
-from regard.benchmark.plain import plain
+from regard.benchmark.recorded import recorded
 from regard.errors import ConfigError
 from regard.models import LanguageModel, ModelConfig
 from regard.specs import Spec, split
 from regard.tasks import RecallConfig
 from regard.tasks.base import IGNORE, Split
 from regard.tasks.recall import RecallTask
-from regard.training.environment import environment
 
 FORMAT = "regard retrieval 1"
 REMEDIES = (
@@ -228,18 +227,7 @@ def measure(config: RetrievalConfig, *, tell: Tell = lambda line: None) -> dict[
         LanguageModel(config.model(spec, 0))
     rows = list(_rows(config, dict.fromkeys((*CONTROLS, *specs)), tell))
     controls = [_control(spec, pairs, rows) for spec in CONTROLS for pairs in config.pairs]
-    return plain(
-        {
-            "format": FORMAT,
-            "version": __version__,
-            "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "seconds": time.perf_counter() - begun,
-            "plan": asdict(replace(config, specs=tuple(specs))),
-            "rows": rows,
-            "controls": controls,
-            "environment": environment(torch.device("cpu"), 0),
-        }
-    )
+    return recorded(FORMAT, replace(config, specs=tuple(specs)), begun, rows=rows, controls=controls)
 
 
 def _rows(config: RetrievalConfig, specs: Mapping[str, None], tell: Tell) -> Iterator[dict[str, Any]]:

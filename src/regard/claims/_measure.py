@@ -2,8 +2,6 @@
 
 import dataclasses
 import hashlib
-import os
-import platform
 import time
 from collections.abc import Sequence
 from functools import cache
@@ -28,6 +26,7 @@ def measure(claim: Claim, seeds: Sequence[int], *, tiny: bool = False) -> dict[s
     """
     import torch  # claims are listed without it
 
+    from regard.benchmark.recorded import machine, now
     from regard.core import registered_name
     from regard.training.environment import environment
 
@@ -53,17 +52,10 @@ def measure(claim: Claim, seeds: Sequence[int], *, tiny: bool = False) -> dict[s
             "timed": claim.timed,
             "observations": [{"values": one.values, "curves": one.curves} for one in observed],
             "seconds": time.perf_counter() - begun,
-            "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "created": now(),
             "version": __version__,
             "sources": {"commit": environment(torch.device("cpu"), 0)["revision"], **sources(name)},
-            "environment": {
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "platform": platform.platform(),
-                "processor": torch.backends.cpu.get_cpu_capability(),
-                "cores": os.cpu_count(),
-                "threads": torch.get_num_threads(),
-            },
+            "environment": machine(torch.get_num_threads()),
         }
     )
 

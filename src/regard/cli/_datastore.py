@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from regard.cli._output import console
+from regard.cli._output import tell
 from regard.errors import ConfigError, LimitError
 
 if TYPE_CHECKING:
@@ -160,13 +160,7 @@ def tell_own(own: "Own | None") -> Iterator[None]:
     """Say on stderr how many targets had own entries left out inside; None: nothing is left out."""
     yield
     if own is not None and own.tally.targets:
-        console(machine=True).print(str(own.tally), markup=False)
-
-
-def tell(said: str) -> None:
-    """Say it on stderr, if there is anything."""
-    if said:
-        console(machine=True).print(said, markup=False)
+        tell(str(own.tally))
 
 
 def require_datastore(options: KnnOptions) -> None:

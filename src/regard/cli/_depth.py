@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from regard.cli._output import as_json, console
+from regard.cli._output import as_json, console, tell
 from regard.errors import ConfigError, printable
 from regard.report.depth_text import COLOURS, legend, shade
 
@@ -90,10 +90,7 @@ class Evaluated:
         self._found["calibrated_on_this_text"] = shared = shares(self.calibration, text, split)
         if shared:
             other = "; --split test is other text" if split == "valid" else ""
-            line = (
-                f"The threshold was calibrated on passages of this text, so it is no test of what was promised{other}."
-            )
-            console(machine=True).print(line, markup=False)
+            tell(f"The threshold was calibrated on passages of this text, so it is no test of the promise{other}.")
 
     def counting(self, model: "nn.Module", forward: "Forward") -> "Forward":
         """`forward`, which also counts; itself where every token takes every block."""

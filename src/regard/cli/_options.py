@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import NoneType
-from typing import Annotated, TypeVar, get_args
+from typing import Annotated, Literal, TypeVar, get_args
 
 import tyro
 from tyro.constructors import (
@@ -17,6 +17,10 @@ from tyro.constructors import (
 from regard.errors import ConfigError, DataError
 
 Options = TypeVar("Options")
+Json = Annotated[bool, tyro.conf.arg(help="machine output on stdout")]
+Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], tyro.conf.arg(help="auto: cuda, else mps, else cpu")]
+Threads = Annotated[int, tyro.conf.arg(help="CPU threads; by default OMP_NUM_THREADS, else all cores")]
+Seed = Annotated[int, tyro.conf.arg(help="of everything random")]
 Trust = Annotated[
     bool, tyro.conf.arg(help="a folder may name its mechanism by import path, module:Class, which runs that module")
 ]

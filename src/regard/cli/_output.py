@@ -3,9 +3,10 @@
 import io
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from rich import box
@@ -74,6 +75,27 @@ def will_write(out: str | None, *names: str, folder: bool = False, new: bool = F
     if out is not None:
         for name in names or ("",):
             require_target(Path(out, name), folder=folder, new=new)
+
+
+def finish(results: Mapping[str, Any], options: Any, page: ModuleType | None = None) -> None:
+    """Write results.json, and the page of a module of `regard.report`, into --out; with --json, print the results."""
+    if options.out is not None:
+        from regard.training.files import write_json
+
+        path = Path(options.out, "results.json")
+        write_json(path, results)
+        if page is not None:
+            path = path.with_name(f"{page.__name__.rpartition('.')[2]}.html")
+            page.write(results, path)
+        console(machine=options.json).print(f"Every number: {path}", markup=False)
+    if options.json:
+        emit(results)
+
+
+def tell(line: str) -> None:
+    """A line on stderr, if there is anything to say."""
+    if line:
+        console(machine=True).print(line, markup=False)
 
 
 def console(*, machine: bool = False) -> Console:

@@ -6,32 +6,24 @@ import inspect
 import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
-from regard.cli._options import TYPES, Ignore
+from regard.cli._options import TYPES, Ignore, Json
 from regard.errors import ConfigError, nearest
 from regard.models import presets
-from regard.models.config import ModelConfig
 from regard.models.encoder_config import EncoderConfig
-from regard.models.encoder_decoder_config import EncoderDecoderConfig
 from regard.reading import text
 from regard.specs import counted
 from regard.specs import parse as parse_spec
 from regard.tasks.config import (
     ClassificationConfig,
-    CopyConfig,
-    GraphConfig,
     ImagesConfig,
-    MaskedConfig,
-    RecallConfig,
     SuperResolutionConfig,
     TaskConfig,
-    TextConfig,
-    TranslationConfig,
 )
 from regard.training import toml
 from regard.training.config import SHAPES, AnyModelConfig, RunConfig, TrainingConfig
@@ -49,7 +41,7 @@ TASKS: dict[str, type] = {kind.name: kind for kind in get_args(TaskConfig)}
 
 
 @dataclass(frozen=True)
-class _Options:
+class Options:
     """A training run: its task, its model, and how it is trained."""
 
     out: str | None = None
@@ -74,135 +66,15 @@ class _Options:
     """--resume although its config.toml is another than when the run began"""
     preset: str | None = None
     """start from a published shape, see `regard list`; with its own options as NAME(option=value, ...)"""
-    kind: Annotated[
-        Literal[
-            "text", "recall", "copy", "masked", "classification", "translation", "images", "super_resolution", "graph"
-        ],
-        tyro.conf.arg(name="task"),
-    ] = "text"
+    kind: Annotated[Literal[*TASKS], tyro.conf.arg(name="task")] = "text"  # pyright: ignore[reportInvalidTypeForm]
     """the task, which decides the kind of model; its own options are --task.*"""
     training: Annotated[TrainingConfig, tyro.conf.arg(name="")] = field(default_factory=TrainingConfig)
     """how it is trained"""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     """what several processes share besides the examples; also beside --resume, where it may be another each time"""
-    json: bool = False
-    """machine output on stdout"""
-
-
-@dataclass(frozen=True)
-class _DecoderOptions(_Options):
-    """For tasks that a causal decoder does."""
-
-    model: ModelConfig = field(default_factory=ModelConfig)
-    """the model"""
-
-
-@dataclass(frozen=True)
-class _EncoderOptions(_Options):
-    """For tasks that an encoder does."""
-
-    model: EncoderConfig = field(default_factory=EncoderConfig)
-    """the model"""
-
-
-@dataclass(frozen=True)
-class TextOptions(_DecoderOptions):
-    """Train on text."""
-
-    task: TextConfig = field(default_factory=TextConfig)
-    """the text"""
-
-
-@dataclass(frozen=True)
-class RecallOptions(_DecoderOptions):
-    """Train on associative recall."""
-
-    task: RecallConfig = field(default_factory=RecallConfig)
-    """the sequences"""
-
-
-@dataclass(frozen=True)
-class CopyOptions(_DecoderOptions):
-    """Train on copying."""
-
-    task: CopyConfig = field(default_factory=CopyConfig)
-    """the sequences"""
-
-
-@dataclass(frozen=True)
-class MaskedOptions(_EncoderOptions):
-    """Train on hidden tokens of text."""
-
-    task: MaskedConfig = field(default_factory=MaskedConfig)
-    """the text"""
-
-
-@dataclass(frozen=True)
-class ClassificationOptions(_EncoderOptions):
-    """Train on classes of texts or images."""
-
-    task: ClassificationConfig = field(default_factory=ClassificationConfig)
-    """the texts or images"""
-
-
-@dataclass(frozen=True)
-class TranslationOptions(_Options):
-    """Train on sentences and their translations."""
-
-    model: EncoderDecoderConfig = field(default_factory=EncoderDecoderConfig)
-    """the model"""
-    task: TranslationConfig = field(default_factory=TranslationConfig)
-    """the sentences"""
-
-
-@dataclass(frozen=True)
-class ImagesOptions(_DecoderOptions):
-    """Train on the pixels of images."""
-
-    task: ImagesConfig = field(default_factory=ImagesConfig)
-    """the images"""
-
-
-@dataclass(frozen=True)
-class SuperResolutionOptions(_Options):
-    """Train on images given smaller ones."""
-
-    model: EncoderDecoderConfig = field(default_factory=EncoderDecoderConfig)
-    """the model"""
-    task: SuperResolutionConfig = field(default_factory=SuperResolutionConfig)
-    """the images"""
-
-
-@dataclass(frozen=True)
-class GraphOptions(_EncoderOptions):
-    """Train on the nodes of a graph."""
-
-    task: GraphConfig = field(default_factory=GraphConfig)
-    """the graph"""
-
-
-Options = (
-    TextOptions
-    | RecallOptions
-    | CopyOptions
-    | MaskedOptions
-    | ClassificationOptions
-    | TranslationOptions
-    | ImagesOptions
-    | SuperResolutionOptions
-    | GraphOptions
-)
-KINDS: dict[str, type[Options]] = {
-    "text": TextOptions,
-    "recall": RecallOptions,
-    "copy": CopyOptions,
-    "masked": MaskedOptions,
-    "classification": ClassificationOptions,
-    "translation": TranslationOptions,
-    "images": ImagesOptions,
-    "super_resolution": SuperResolutionOptions,
-    "graph": GraphOptions,
-}
+    json: Json = False
+    model: Any = None
+    task: Any = None
 
 
 def parse(words: Sequence[str], description: str) -> Options:
@@ -247,10 +119,14 @@ def parse(words: Sequence[str], description: str) -> Options:
     layers = None if first.start is None else _layers(first, rest)
     config = _layered(first, words, layers)
     task = config.task.name
-    default: Any = KINDS[task](kind=task, model=config.model, training=config.training, task=config.task)  # type: ignore[call-arg]
-    read: Options = tyro.cli(
-        KINDS[task],
-        default=default,
+    groups = [
+        (name, Annotated[type(value), tyro.conf.arg(help=said)], field(default=value))
+        for name, value, said in (("model", config.model, "the model"), ("task", config.task, "what it learns from"))
+    ]
+    kind: type[Options] = make_dataclass("Options", groups, bases=(Options,), frozen=True)
+    read = tyro.cli(
+        kind,
+        default=kind(kind=task, training=config.training),
         args=list(words),
         prog="regard train",
         description=description,

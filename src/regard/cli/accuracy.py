@@ -13,8 +13,8 @@ import tyro
 
 from regard.benchmark.threads import default_threads
 from regard.cli._numbers import one_word, parse_numbers, require_positive
-from regard.cli._options import Ignore, Trust, read
-from regard.cli._output import console, emit, table, will_write
+from regard.cli._options import Ignore, Json, Seed, Threads, Trust, read
+from regard.cli._output import console, finish, table, tell, will_write
 from regard.cli._threads import cpu_threads
 from regard.errors import ConfigError, DataError, nearest
 
@@ -58,16 +58,13 @@ class Options:
     """of networks, counted from 0; None: the first, the middle and the last"""
     corpus: str = "state_of_the_union"
     """the text that networks read"""
-    threads: int = field(default_factory=default_threads)
-    """CPU threads; by default OMP_NUM_THREADS, else all cores"""
-    seed: int = 0
-    """of everything random"""
+    threads: Threads = field(default_factory=default_threads)
+    seed: Seed = 0
     out: str | None = None
     """folder for results.json and accuracy.html"""
     trust: Trust = False
     ignore: Ignore = ()
-    json: bool = False
-    """machine output on stdout"""
+    json: Json = False
 
 
 def parse(words: Sequence[str]) -> Options:
@@ -105,14 +102,13 @@ def _require_read(options: Options) -> None:
 def _measure(options: Options, lengths: tuple[int, ...]) -> int:
     from regard.benchmark import accuracy
     from regard.report import accuracy as page
-    from regard.training.files import write_json
 
     config = accuracy.AccuracyConfig(
         specs=options.specs, knobs=dict(map(knob, options.knob)), redraws=options.redraws, seed=options.seed
     )
-    screen, told = console(machine=options.json), console(machine=True)
+    screen = console(machine=options.json)
     cases = list(_cases(options, lengths))
-    results = accuracy.measure(config, cases, tell=lambda line: told.print(line, markup=False))
+    results = accuracy.measure(config, cases, tell=tell)
     for at, case in enumerate(results["cases"]):
         screen.print(f"\n{page.headline(case)}", markup=False)
         if rows := page.rows(results, at):
@@ -121,12 +117,7 @@ def _measure(options: Options, lengths: tuple[int, ...]) -> int:
             screen.print("nothing could be measured here; see below")
     for line in [page.NOTE, *page.notes(results)]:
         screen.print(line, markup=False)
-    if options.out is not None:
-        write_json(Path(options.out) / "results.json", results)
-        page.write(results, Path(options.out) / "accuracy.html")
-        screen.print(f"Charts, pictures and every number: {Path(options.out) / 'accuracy.html'}", markup=False)
-    if options.json:
-        emit(results)
+    finish(results, options, page)
     return 0 if all(one["reached"] for one in results["controls"]) else 7
 
 

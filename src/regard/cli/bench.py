@@ -11,7 +11,7 @@ import tyro
 
 from regard.benchmark.threads import default_threads
 from regard.cli._numbers import one_word, parse_numbers
-from regard.cli._options import read
+from regard.cli._options import Json, Threads, read
 from regard.cli._output import console, emit, table
 from regard.errors import ConfigError
 
@@ -36,12 +36,10 @@ class Options:
     """timed turns"""
     seconds: float = 60.0
     """for each pass, start no longer length after this; the shortest is always timed"""
-    threads: int = field(default_factory=default_threads)
-    """CPU threads; by default OMP_NUM_THREADS, else all cores"""
+    threads: Threads = field(default_factory=default_threads)
     counted: bool = False
     """count operations and elements too (no clock, any machine gives the same)"""
-    json: bool = False
-    """machine output on stdout"""
+    json: Json = False
 
 
 def parse(words: Sequence[str]) -> Options:

@@ -6,15 +6,13 @@ kept. The key is asked for before the text and after it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal
 
 import tyro
 
 from regard.benchmark.threads import default_threads
 from regard.cli._numbers import one_word, parse_numbers, require_positive
-from regard.cli._options import Ignore, Trust
-from regard.cli._output import console, emit, table, will_write
+from regard.cli._options import Device, Ignore, Json, Threads, Trust
+from regard.cli._output import console, finish, table, tell, will_write
 from regard.cli._threads import cpu_threads
 from regard.errors import ConfigError
 
@@ -42,18 +40,15 @@ class Options:
     """rows of text; None: 2, or 1 behind a context of more than 512"""
     keys: int | None = None
     """pass keys; None: 2, or 1 behind a context of more than 512"""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """auto: cuda, else mps, else cpu"""
-    threads: int = field(default_factory=default_threads)
-    """CPU threads; by default OMP_NUM_THREADS, else all cores"""
+    device: Device = "auto"
+    threads: Threads = field(default_factory=default_threads)
     seed: int = 0
     """of the keys"""
     trust: Trust = False
     ignore: Ignore = ()
     out: str | None = None
     """folder for results.json and cache.html"""
-    json: bool = False
-    """machine output on stdout"""
+    json: Json = False
 
 
 def parse(words: Sequence[str]) -> Options:
@@ -80,7 +75,6 @@ def _measure(options: Options) -> int:
     from regard.tasks.config import TextConfig
     from regard.tasks.corpus import open_corpus
     from regard.training import load
-    from regard.training.files import write_json
 
     read, own = TextConfig(corpus="state_of_the_union" if options.corpus is None else options.corpus), False
     if pretrained.recognised(options.model):
@@ -111,22 +105,17 @@ def _measure(options: Options) -> int:
         text += document.text
         if len(text) > needed:  # characters, more than tokens of any alphabet need
             break
-    screen, told = console(machine=options.json), console(machine=True)
+    screen = console(machine=options.json)
 
     def encode(words: str) -> list[int]:
         ids = reader.encode(words, added=False) if isinstance(reader, pretrained.PretrainedTokenizer) else None
         return [int(each) for each in (reader.encode(words) if ids is None else ids)]
 
-    results = cache.measure(model, config, text, encode, tell=lambda line: told.print(line, markup=False))
+    results = cache.measure(model, config, text, encode, tell=tell)
     results["model"] = options.model
     screen.print(table(*page.columns(), rows=page.rows(results)))
     screen.print(table(*page.ROUNDING_COLUMNS, rows=page.rounding_rows(results)))
     for line in page.notes(results):
         screen.print(line, markup=False)
-    if options.out is not None:
-        write_json(Path(options.out) / "results.json", results)
-        page.write(results, Path(options.out) / "cache.html")
-        screen.print(f"A chart and every number: {Path(options.out) / 'cache.html'}", markup=False)
-    if options.json:
-        emit(results)
+    finish(results, options, page)
     return 0

@@ -12,8 +12,8 @@ import tyro
 
 from regard.benchmark.threads import default_threads
 from regard.cli._numbers import require_positive
-from regard.cli._options import Ignore, Trust
-from regard.cli._output import console, emit, table, will_write
+from regard.cli._options import Device, Ignore, Json, Threads, Trust
+from regard.cli._output import console, emit, table, tell, will_write
 from regard.cli._threads import cpu_threads
 from regard.errors import ConfigError, DataError
 
@@ -68,16 +68,13 @@ class Options:
     """of the draw of the passages"""
     batch_size: int = 16
     """passages at a time"""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """auto: cuda, else mps, else cpu"""
-    threads: int = field(default_factory=default_threads)
-    """CPU threads; by default OMP_NUM_THREADS, else all cores"""
+    device: Device = "auto"
+    threads: Threads = field(default_factory=default_threads)
     trust: Trust = False
     ignore: Ignore = ()
     out: str | None = None
     """new folder for the calibration; None: exits in the folder of a run, and nowhere for published weights"""
-    json: bool = False
-    """machine output on stdout"""
+    json: Json = False
 
 
 def run(options: Options) -> int:
@@ -114,11 +111,7 @@ def _calibrate(options: Options) -> int:
     target = _target(options)
     plain = isinstance(model.depth, Fixed) and not _is_run(options)
     heads: HeadsKind = options.heads or ("own" if plain else "trained")
-    screen, told = console(machine=options.json), console(machine=True)
-
-    def tell(line: str) -> None:
-        told.print(line, markup=False)
-
+    screen = console(machine=options.json)
     if heads != "trained":
         require_leavable(model)
     before = fingerprint(model)
@@ -181,9 +174,9 @@ def _calibrate(options: Options) -> int:
     screen.print(promise, markup=False)
     screen.print("Of other text, and of longer passages, nothing is promised.", markup=False)
     if not options.thresholds and chosen.threshold == grid[-1] > 0:
-        told.print("The last threshold passed too: lower ones might, --thresholds of a new calibration names them.")
+        tell("The last threshold passed too: lower ones might, --thresholds of a new calibration names them.")
     if seen:
-        told.print("The run was trained on some of these passages: text that it has not seen may lose more.")
+        tell("The run was trained on some of these passages: text that it has not seen may lose more.")
     if target is not None:
         exits.save(Path(target), calibration, model.depth)
         screen.print(f"Kept in {target}: use it with --exits {_named(options)}", markup=False)

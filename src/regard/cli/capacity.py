@@ -6,14 +6,14 @@ finds every pair, and equal weights one.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import tyro
 
 from regard.benchmark.threads import default_threads
 from regard.cli._numbers import require_positive
-from regard.cli._output import console, emit, table, will_write
+from regard.cli._options import Json, Seed, Threads
+from regard.cli._output import console, finish, table, tell, will_write
 from regard.cli._threads import cpu_threads
 
 NOTE = (
@@ -37,14 +37,11 @@ class Options:
     """logits of a key with itself; the best one for each mechanism is shown"""
     trials: int = 32
     """independent sets of pairs"""
-    threads: int = field(default_factory=default_threads)
-    """CPU threads; by default OMP_NUM_THREADS, else all cores"""
-    seed: int = 0
-    """of everything random"""
+    threads: Threads = field(default_factory=default_threads)
+    seed: Seed = 0
     out: str | None = None
     """folder for results.json"""
-    json: bool = False
-    """machine output on stdout"""
+    json: Json = False
 
 
 def run(options: Options) -> int:
@@ -57,7 +54,6 @@ def run(options: Options) -> int:
 
 def _measure(options: Options) -> int:
     from regard.benchmark import capacity
-    from regard.training.files import write_json
 
     config = capacity.CapacityConfig(
         specs=options.specs or capacity.SPECS,
@@ -67,19 +63,15 @@ def _measure(options: Options) -> int:
         trials=options.trials,
         seed=options.seed,
     )
-    screen, told = console(machine=options.json), console(machine=True)
-    results = capacity.measure(config, tell=lambda line: told.print(line, markup=False))
+    screen = console(machine=options.json)
+    results = capacity.measure(config, tell=tell)
     columns = ("mechanism", "state bytes", "sharpness", *(f"{pairs} pairs" for pairs in config.pairs))
     screen.print(table(*columns, rows=[_shown(spec, results) for spec in config.specs]))
     screen.print(NOTE.format(dim=config.dim), markup=False)
     missed = [one for one in results["controls"] if not one["reached"]]
     for one in missed:
         screen.print(f"CONTROL MISSED: {one['title']}: {one['value']}, not {one['expected']}", markup=False)
-    if options.out is not None:
-        write_json(Path(options.out) / "results.json", results)
-        screen.print(f"Every number: {Path(options.out) / 'results.json'}", markup=False)
-    if options.json:
-        emit(results)
+    finish(results, options)
     return 7 if missed else 0
 
 

@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from regard import catalog, specs
 from regard.cli._kinds import MECHANISM, PACKAGES
+from regard.cli._options import Json
 from regard.cli._output import console, emit, table
 from regard.cli.info import find
 from regard.errors import ConfigError
@@ -24,8 +25,7 @@ class Options:
     names: tyro.conf.Positional[tuple[str, ...]]
     """names from `regard list`, specifications such as 'local(window=3)', or `module:Class`; `all` for the
     mechanisms of the catalog; names of positions, memories, cache policies, blocks and depths, such as depth:fixed"""
-    json: bool = False
-    """machine output on stdout"""
+    json: Json = False
     device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"
     """where the mechanisms run; auto: cuda, else mps, else cpu"""
     verbose: bool = False

@@ -10,6 +10,7 @@ from typing import Literal
 import tyro
 
 from regard.checksums import MANIFEST, entries
+from regard.cli._options import Json
 from regard.cli._output import console, emit, table, will_write
 from regard.errors import CheckpointError, ConfigError
 from regard.reading import content
@@ -26,8 +27,7 @@ class Options:
     """directory of a run"""
     out: str | None = None
     """export: the new .safetensors file"""
-    json: bool = False
-    """machine output on stdout"""
+    json: Json = False
 
 
 def run(options: Options) -> int:

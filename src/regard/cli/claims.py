@@ -15,7 +15,8 @@ import tyro
 
 from regard import claims
 from regard.checksums import opened, sealed
-from regard.cli._output import console, emit, table, will_write
+from regard.cli._options import Json
+from regard.cli._output import console, emit, table, tell, will_write
 from regard.cli._threads import cpu_threads
 from regard.errors import ConfigError, DataError
 from regard.reading import content
@@ -39,8 +40,7 @@ class Options:
     """the small form of each: checks that the controls are reached, and is no evidence"""
     threads: int = 1
     """CPU threads"""
-    json: bool = False
-    """machine output on stdout"""
+    json: Json = False
 
 
 def run(options: Options) -> int:
@@ -65,7 +65,7 @@ def run(options: Options) -> int:
     refused: list[str] = []
     with cpu_threads(options.threads):
         for name, claim in built.items():
-            console(machine=True).print(f"{name}: measuring {len(seeds[name])} seeds", markup=False)
+            tell(f"{name}: measuring {len(seeds[name])} seeds")
             try:
                 result = claims.measure(claim, seeds[name], tiny=options.quick)
             except ConfigError as error:  # published weights that are not installed

@@ -13,7 +13,7 @@ import tyro
 
 from regard.benchmark.config import DEFAULT_SPECS, CompareConfig, quick
 from regard.cli._interrupted import leaving
-from regard.cli._output import console, emit, table, will_write
+from regard.cli._output import console, emit, table, tell, will_write
 from regard.errors import ConfigError
 
 
@@ -41,11 +41,8 @@ def run(options: Options) -> int:
 
     config = configured(options)
     will_write(options.out, "results.json", "report.html")
-    notes = console(machine=True)
     with leaving(lambda: _left(options.out)):
-        results = compare(
-            config=config, out=options.out, language=options.language, tell=lambda line: notes.print(line, markup=False)
-        )
+        results = compare(config=config, out=options.out, language=options.language, tell=tell)
     if options.json:
         emit(results)
         return 0

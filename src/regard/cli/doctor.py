@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass
 
 from regard import __version__
+from regard.cli._options import Json
 from regard.cli._output import console, emit, table
 
 OPTIONAL = {
@@ -24,8 +25,7 @@ GIB = 2**30
 class Options:
     """How to answer."""
 
-    json: bool = False
-    """machine output on stdout"""
+    json: Json = False
 
 
 def run(options: Options) -> int:

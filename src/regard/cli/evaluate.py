@@ -17,12 +17,11 @@ from regard.cli._datastore import (
     looked_up,
     mixing,
     require_datastore,
-    tell,
     tell_own,
 )
 from regard.cli._depth import Evaluated, depth_rows, leave_early, require_as_measured
-from regard.cli._options import Ignore, Trust, own_names
-from regard.cli._output import console, emit, table, weights_of
+from regard.cli._options import Device, Ignore, Trust, own_names
+from regard.cli._output import console, emit, table, tell, weights_of
 from regard.errors import ConfigError
 from regard.tasks.config import TABLES, TEXTS, ClassificationConfig, TextConfig, TranslationConfig
 from regard.tasks.ticking import Ticking
@@ -93,8 +92,7 @@ class Options:
     exits: str | None = None
     """a model that continues text: leave early by the threshold of regard calibrate: calibrated is what the run keeps,
     else its folder"""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """auto: cuda, else mps, else cpu"""
+    device: Device = "auto"
     trust: Trust = False
     ignore: Ignore = ()
     json: bool = False

@@ -1,13 +1,12 @@
 """Show where every head of every layer looks in a text, as one HTML page that opens offline."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import tyro
 
 from regard.cli import _run_info
-from regard.cli._options import Ignore, Trust
-from regard.cli._output import console, emit, given, table, will_write
+from regard.cli._options import Device, Ignore, Trust
+from regard.cli._output import console, emit, given, table, tell, will_write
 from regard.errors import ConfigError
 
 
@@ -28,8 +27,7 @@ class Options:
     """MODEL is published weights: attention of every layer instead of theirs, such as local(window=256)"""
     beside_attention: str | None = None
     """--beside is published weights: the same for these"""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """auto: cuda, else mps, else cpu"""
+    device: Device = "auto"
     trust: Trust = False
     ignore: Ignore = ()
     json: bool = False
@@ -53,7 +51,7 @@ def run(options: Options) -> int:
     if options.beside is None and options.beside_attention is not None:
         raise ConfigError("--beside-attention is for the model of --beside, and there is none")
     will_write(options.out, new=True)
-    screen, told = console(machine=options.json), console(machine=True)
+    screen = console(machine=options.json)
     found = explore(
         chosen(options.model, options.attention, "--attention"),
         given(options.text),
@@ -63,7 +61,7 @@ def run(options: Options) -> int:
         out=options.out,
         device=options.device,
         trust=options.trust,
-        tell=lambda line: told.print(line, markup=False),
+        tell=tell,
     )
     if options.json:
         emit(found)

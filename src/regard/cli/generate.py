@@ -13,7 +13,7 @@ from regard.cli._batch import AT_A_TIME, Prompt, answer, continued, prompts, tol
 from regard.cli._cache import reduce
 from regard.cli._datastore import KnnOptions, looked_up, mixing, require_datastore
 from regard.cli._depth import coloured, leave_early, machine, require_as_measured, require_depths
-from regard.cli._options import Ignore, Trust
+from regard.cli._options import Device, Ignore, Trust
 from regard.cli._output import weights_of, will_write, write
 from regard.errors import ConfigError, InputError
 
@@ -85,8 +85,7 @@ class Options:
     """continuing: colour every token by the blocks that it took; without a terminal, their numbers below the text"""
     json: bool = False
     """continuing one prompt: machine output on stdout, with the blocks of every token where a depth decides them"""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """auto: cuda, else mps, else cpu"""
+    device: Device = "auto"
     trust: Trust = False
     ignore: Ignore = ()
 

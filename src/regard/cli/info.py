@@ -10,7 +10,8 @@ import tyro
 from regard import catalog, specs
 from regard.cli import _run_info
 from regard.cli._kinds import KINDS, MECHANISM, PACKAGES, names
-from regard.cli._output import console, emit, table
+from regard.cli._options import Json
+from regard.cli._output import console, emit, table, tell
 from regard.errors import ConfigError, nearest, unknown
 from regard.models import presets
 
@@ -26,8 +27,7 @@ class Options:
     exits"""
     trust: bool = False
     """a run may name its mechanism by import path, module:Class, which runs that module"""
-    json: bool = False
-    """machine output on stdout"""
+    json: Json = False
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def run(options: Options) -> int:
             f"{options.name} is not a run: it has no config.toml; give the folder of one, or a name of regard list"
         )
     if _run_info.is_run(options.name):
-        console(machine=True).print(f"There is a run {options.name} too: regard info ./{options.name}", markup=False)
+        tell(f"There is a run {options.name} too: regard info ./{options.name}")
     if options.trust:
         raise ConfigError(f"--trust is for runs, and {options.name!r} is none; leave it out")
     called = [] if _catalogued(options.name) else catalog.search(options.name)

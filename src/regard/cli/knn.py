@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from regard.cli._datastore import KnnOptions, as_options, searched, tell
+from regard.cli._datastore import KnnOptions, as_options, searched
 from regard.cli._interrupted import leaving
-from regard.cli._options import Ignore, Trust, own_names
-from regard.cli._output import console, emit, given, table, will_write
+from regard.cli._options import Device, Ignore, Json, Trust, own_names
+from regard.cli._output import console, emit, given, table, tell, will_write
 from regard.errors import ConfigError, InputError
 from regard.tasks.config import TextConfig
 from regard.tasks.ticking import Ticking
@@ -67,12 +67,10 @@ class Options:
     limit: int = 0
     """sweep: as many windows, evenly spaced; 0: all"""
     knn: KnnOptions = dataclasses.field(default_factory=KnnOptions)
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """auto: cuda, else mps, else cpu"""
+    device: Device = "auto"
     trust: Trust = False
     ignore: Ignore = ()
-    json: bool = False
-    """machine output on stdout"""
+    json: Json = False
 
 
 _TAKEN = {
@@ -154,7 +152,7 @@ def _corpus(options: Options, corpus: str) -> list[Any]:
     read = TextConfig(corpus=corpus, field=options.field, separator=options.separator, suffixes=options.suffixes)
     found = open_corpus(read)
     if found.left_out:
-        console(machine=True).print(f"{corpus}: {len(found.paths)} file(s) are read{found.left_out}", markup=False)
+        tell(f"{corpus}: {len(found.paths)} file(s) are read{found.left_out}")
     documents = list(found.parse())
     if options.document:
         unknown = set(options.document) - {one.group for one in documents}
@@ -319,7 +317,7 @@ def _sweep(options: Options) -> int:
             progress=Ticking("targets looked up"),
         )
     if looked.own is not None:
-        console(machine=True).print(str(looked.own), markup=False)
+        tell(str(looked.own))
     ks = [k for k in _NEIGHBOURS if k < most] + [most]
     tried = sweep(looked, lams=_WEIGHTS, ks=ks, temperatures=_TEMPERATURES)
     alone = float(looked.model.mean())

@@ -8,7 +8,8 @@ import tyro
 
 from regard import catalog
 from regard.cli._kinds import PACKAGES, PLURALS, names
-from regard.cli._output import console, emit, table
+from regard.cli._options import Json
+from regard.cli._output import console, emit, table, tell
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,7 @@ class Options:
     """shell-style pattern on the names, or words that mechanisms are known by, such as 'sliding window'"""
     supports: Annotated[tuple[str, ...], tyro.conf.arg(metavar="CAPABILITY...")] = ()
     """only mechanisms with all of these: causal bidirectional cross key_mask bias marks state prefix dropout"""
-    json: bool = False
-    """machine output on stdout"""
+    json: Json = False
 
 
 def run(options: Options) -> int:
@@ -42,7 +42,7 @@ def run(options: Options) -> int:
         if found:
             screen.print(f"{kinds + ':':10} {', '.join(found)}", markup=False)
     if not mechanisms and not any(others.values()):
-        console(machine=True).print("nothing matches; regard list shows everything", markup=False)
+        tell("nothing matches; regard list shows everything")
     return 0
 
 

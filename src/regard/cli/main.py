@@ -127,8 +127,7 @@ def _run(words: list[str]) -> int:
         from regard.cli._options import read
 
         options = read(module.Options, words[1:], verb=verb, description=module.__doc__)
-    typed = {*getattr(options, "specs", ()), *getattr(getattr(options, "model", None), "attention", ())}
-    for spec in typed.intersection(words):  # not those of a file, which its reader names
+    for spec in getattr(options, "specs", ()):
         importlib.import_module("regard.catalog").require_known(spec)  # before torch is imported, which takes seconds
     return module.run(options)
 

@@ -10,7 +10,7 @@ from regard.benchmark.config import FORMAT
 from regard.benchmark.threads import default_threads
 from regard.checksums import opened
 from regard.cli._numbers import require_positive
-from regard.cli._output import console, emit, table, will_write
+from regard.cli._output import console, emit, table, tell, will_write
 from regard.cli._run_info import is_run
 from regard.cli._threads import cpu_threads
 from regard.errors import ConfigError, DataError
@@ -107,7 +107,7 @@ def _comparison(options: Options) -> int:
 def _run(options: Options, longest: int) -> int:
     from regard.report import run as report
 
-    screen, told = console(machine=options.json), console(machine=True)
+    screen = console(machine=options.json)
     target = options.out or str(Path(options.folder) / "report.html")
     will_write(target)
     results = report.measure(
@@ -118,7 +118,7 @@ def _run(options: Options, longest: int) -> int:
         max_new_tokens=longest,
         device=options.device,
         trust=options.trust,
-        tell=lambda line: told.print(line, markup=False),
+        tell=tell,
     )
     report.write(results, Path(target))
     screen.print(table(*report.columns(results), rows=report.rows(results)))

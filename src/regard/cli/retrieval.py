@@ -5,13 +5,13 @@ everything, and equal weights no more than a guess.
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import tyro
 
 from regard.benchmark.threads import default_threads
 from regard.cli._numbers import require_positive
-from regard.cli._output import console, emit, table, will_write
+from regard.cli._options import Json, Seed, Threads
+from regard.cli._output import console, finish, table, tell, will_write
 from regard.cli._threads import cpu_threads
 
 
@@ -31,14 +31,11 @@ class Options:
     """learning rates; the best one on validation sequences is shown, on others"""
     trainings: int = 1
     """of each mechanism, with seeds that count from --seed"""
-    threads: int = field(default_factory=default_threads)
-    """CPU threads; by default OMP_NUM_THREADS, else all cores"""
-    seed: int = 0
-    """of everything random"""
+    threads: Threads = field(default_factory=default_threads)
+    seed: Seed = 0
     out: str | None = None
     """folder for results.json and retrieval.html"""
-    json: bool = False
-    """machine output on stdout"""
+    json: Json = False
 
 
 def run(options: Options) -> int:
@@ -52,7 +49,6 @@ def run(options: Options) -> int:
 def _measure(options: Options) -> int:
     from regard.benchmark import retrieval
     from regard.report import retrieval as page
-    from regard.training.files import write_json
 
     config = retrieval.RetrievalConfig(
         specs=options.specs or None,
@@ -62,15 +58,10 @@ def _measure(options: Options) -> int:
         rates=options.rates,
         seeds=tuple(range(options.seed, options.seed + options.trainings)),
     )
-    screen, told = console(machine=options.json), console(machine=True)
-    results = retrieval.measure(config, tell=lambda line: told.print(line, markup=False))
+    screen = console(machine=options.json)
+    results = retrieval.measure(config, tell=tell)
     screen.print(table(*page.columns(results), rows=page.rows(results)))
     for line in page.notes(results):
         screen.print(line, markup=False)
-    if options.out is not None:
-        write_json(Path(options.out) / "results.json", results)
-        page.write(results, Path(options.out) / "retrieval.html")
-        screen.print(f"A plot and every number: {Path(options.out) / 'retrieval.html'}", markup=False)
-    if options.json:
-        emit(results)
+    finish(results, options, page)
     return 0 if all(one["reached"] for one in results["controls"]) else 7

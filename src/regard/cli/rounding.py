@@ -6,14 +6,13 @@ slots, after every 16. Without names, every causal mechanism that keeps a state.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import tyro
 
 from regard.benchmark.threads import default_threads
 from regard.cli._numbers import one_word, parse_numbers, require_positive
-from regard.cli._options import read
-from regard.cli._output import console, emit, table, will_write
+from regard.cli._options import Json, Seed, Threads, read
+from regard.cli._output import console, finish, table, tell, will_write
 from regard.cli._threads import cpu_threads
 
 NOTE = (
@@ -40,14 +39,11 @@ class Options:
     """of random vectors: width of a head"""
     norm: float = 2.0
     """of random queries and keys, divided by key_dim^(1/4): logits lie within -norm^2 and norm^2"""
-    threads: int = field(default_factory=default_threads)
-    """CPU threads; by default OMP_NUM_THREADS, else all cores"""
-    seed: int = 0
-    """of everything random"""
+    threads: Threads = field(default_factory=default_threads)
+    seed: Seed = 0
     out: str | None = None
     """folder for results.json"""
-    json: bool = False
-    """machine output on stdout"""
+    json: Json = False
 
 
 def parse(words: Sequence[str]) -> Options:
@@ -65,7 +61,6 @@ def run(options: Options) -> int:
 
 def _measure(options: Options) -> int:
     from regard.benchmark import rounding
-    from regard.training.files import write_json
 
     config = rounding.RoundingConfig(
         specs=options.specs,
@@ -77,17 +72,13 @@ def _measure(options: Options) -> int:
         norm=options.norm,
         seed=options.seed,
     )
-    screen, told = console(machine=options.json), console(machine=True)
-    results = rounding.measure(config, tell=lambda line: told.print(line, markup=False))
+    screen = console(machine=options.json)
+    results = rounding.measure(config, tell=tell)
     columns, rows = rounding.table(results)
     screen.print(table(*columns, rows=rows))
     facts = {"window": rounding.WINDOW, "heads": config.heads, "key_dim": config.key_dim, "norm": config.norm}
     screen.print(NOTE.format(**facts), markup=False)
     for spec, why in results["skipped"].items():
         screen.print(f"{spec} is left out: {why}", markup=False)
-    if options.out is not None:
-        write_json(Path(options.out) / "results.json", results)
-        screen.print(f"Every number: {Path(options.out) / 'results.json'}", markup=False)
-    if options.json:
-        emit(results)
+    finish(results, options)
     return 0

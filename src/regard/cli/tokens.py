@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from regard.cli._interrupted import leaving
-from regard.cli._options import Ignore, own_names
-from regard.cli._output import console, emit, table, will_write
+from regard.cli._options import Ignore, Json, own_names
+from regard.cli._output import console, emit, table, tell, will_write
 from regard.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -66,8 +66,7 @@ class Options:
     trust: bool = False
     """build: a run named by --tokenizer may name its mechanism by import path, module:Class, which runs that module"""
     ignore: Ignore = ()
-    json: bool = False
-    """machine output on stdout"""
+    json: Json = False
 
 
 def run(options: Options) -> int:
@@ -158,8 +157,7 @@ def _shown(store: "object", options: Options) -> int:
     assert isinstance(store, TokenStore)
     amounts = {split: store.amount(split) for split in SPLITS}
     for split in (split for split in SPLITS if not amounts[split].documents):
-        said = f"the {split} split is empty, and training needs it: build of more documents, or with another --holdout"
-        console(machine=True).print(said, markup=False)
+        tell(f"the {split} split is empty, and training needs it: build of more documents, or with another --holdout")
     facts = {
         "store": str(store.folder),
         "shards": len(store.facts.shards),

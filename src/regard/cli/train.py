@@ -10,6 +10,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from regard.catalog import require_known
 from regard.cli import _run_options
 from regard.cli._interrupted import leaving
 from regard.cli._output import console, emit, will_write
@@ -29,7 +30,11 @@ if TYPE_CHECKING:
 
 def parse(words: Sequence[str]) -> Options:
     """Read the words after `regard train`: their layers need more than a dataclass says."""
-    return _run_options.parse(words, str(__doc__))
+    options = _run_options.parse(words, str(__doc__))
+    with settings_of(options.config):
+        for spec in options.model.attention:
+            require_known(spec)  # before torch is imported, which takes seconds
+    return options
 
 
 def run(options: Options) -> int:

@@ -90,7 +90,7 @@ def token_files(folder: Path, key: str, source: Source) -> TokenFiles:
     if not path.exists():
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with partial(Path.mkdir, folder, ".partial-") as new:
+            with partial(path) as new:
                 _write(new, key, source)
                 _publish(new, path)
         except OSError as error:

@@ -29,7 +29,6 @@ def keep(folder: Path, name: str, found: Any) -> None:
         name: of the file, without its suffix.
         found: anything that JSON holds.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     save_file(folder / f"{name}.json", json.dumps({"sources": sources(), "found": found}).encode())
 
 

@@ -21,8 +21,9 @@ from regard.tasks.reader import Reader
 from regard.tasks.tokenizer import load_tokenizer
 from regard.training import toml
 from regard.training.config import RunConfig
-from regard.training.files import own_folder, write_json, writing
+from regard.training.files import write_json, writing
 from regard.training.identity import Identity
+from regard.writing import partial
 
 CONFIG = "config.toml"
 FILES = (CONFIG, "tokenizer.json", "labels.json", "images.json", "start.json")
@@ -32,16 +33,15 @@ FILES = (CONFIG, "tokenizer.json", "labels.json", "images.json", "start.json")
 def fresh(out: Path) -> Iterator[Path]:
     """A folder that becomes the run when all of it is written: a run directory is there whole or not at all.
 
-    What a killed process left of it is thrown away. Whoever begins the same run meanwhile is refused and changes
-    nothing.
+    What a killed process left of it is thrown away. Of several that begin the same run, the first one has it.
     """
     with ExitStack() as stack:
         with writing(out):
             out.parent.mkdir(parents=True, exist_ok=True)
-            partial = stack.enter_context(own_folder(out.parent / f".{out.name}.partial"))
-        yield partial
+            new = stack.enter_context(partial(out))
+        yield new
         with writing(out):
-            partial.rename(out)
+            new.rename(out)
 
 
 def record(run: Path, identity: Identity) -> None:

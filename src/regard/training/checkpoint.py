@@ -329,7 +329,12 @@ def _optimizer_state(
         if name in positions:
             moments = {} if _untaught(state.get(name, {})) else {"exp_avg": parameter, "exp_avg_sq": parameter}
             wanted |= {f"{name}/{kind}": x for kind, x in {**_UNTAUGHT, **moments}.items()}
-    saved = {f"{name}/{kind}": tensor for name, kinds in state.items() for kind, tensor in kinds.items()}
+    saved = {
+        f"{name}/{kind}": tensor
+        for name, kinds in state.items()
+        if name in positions or not _untaught(kinds)  # a run of some parameters starts from a checkpoint of all
+        for kind, tensor in kinds.items()
+    }
     _require_same(checkpoint.path, wanted, saved)
     return {positions[name]: kinds for name, kinds in state.items() if not _untaught(kinds)}
 

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from regard import checksums
 from regard.checksums import MANIFEST, Entry
 from regard.errors import CheckpointError, ResourceError
 from regard.reading import content
-from regard.writing import discard, locked, save_file, sync, writing
+from regard.writing import discard, locked, partial, save_file, sync, writing
 
 Read = TypeVar("Read")
 
@@ -29,7 +28,7 @@ def save_folder(target: Path, files: Mapping[str, bytes]) -> None:
     that folder, then one rename, then the parent.
 
     Raises:
-        ResourceError: it cannot be written, or somebody else is writing it; nothing of it is left.
+        ResourceError: it cannot be written, or is there; nothing of it is left.
     """
     with new_folder(target) as folder:
         for name, data in files.items():
@@ -65,30 +64,13 @@ def new_folder(target: Path) -> Iterator[NewFolder]:
     """
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with own_folder(target.parent / f".{target.name}.partial") as partial:
-            folder = NewFolder(partial)
+        with partial(target) as path:
+            folder = NewFolder(path)
             yield folder
-            _write(partial / MANIFEST, (json.dumps(checksums.manifest(folder.entries), indent=1) + "\n").encode())
-            sync(partial)
-            os.rename(partial, target)
+            _write(path / MANIFEST, (json.dumps(checksums.manifest(folder.entries), indent=1) + "\n").encode())
+            sync(path)
+            os.rename(path, target)
         sync(target.parent)
-
-
-@contextmanager
-def own_folder(partial: Path) -> Iterator[Path]:
-    """An empty folder that nobody else writes meanwhile; what a killed process left of it is thrown away.
-
-    It is locked while it is written, which ends with the process that wrote it, and removed after an error.
-    """
-    partial.mkdir(exist_ok=True)
-    with locked(partial):
-        try:
-            for path in partial.iterdir():
-                discard(path)
-            yield partial
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
 
 
 def load_folder(folder: Path, only: Collection[str] | None = None) -> dict[str, bytes]:

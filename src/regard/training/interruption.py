@@ -52,8 +52,10 @@ class Signals:
         self._put_back(signal.SIGTERM, signal.SIGINT)
 
     def _put_back(self, *numbers: int) -> None:
-        for number in self._previous.keys() & numbers:
-            signal.signal(number, self._previous.pop(number))  # type: ignore[arg-type]
+        for number in numbers:
+            handler = self._previous.pop(number, None)  # at once: a second SIGHUP may come between any two steps
+            if handler is not None:
+                signal.signal(number, handler)  # type: ignore[arg-type]
 
 
 @contextmanager
