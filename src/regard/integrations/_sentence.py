@@ -91,10 +91,8 @@ def recipe(found: Mapping[str, Any], dim: int, where: Path, *, unit: bool | None
     settings = Settings(read, str(where), {})
     for key in ("__version__", "similarity_fn_name", "unpad_inputs"):  # which change no vector
         settings.get(key)
-    for key, only in _ONLY.items():
+    for key, only in (_ONLY | {"embedding_dimension": [dim], "word_embedding_dimension": [dim]}).items():
         settings.choice(key, only, only[0])
-    for key in ("embedding_dimension", "word_embedding_dimension"):
-        settings.choice(key, [dim], dim)
     older = tuple(key for key in read if key.startswith("pooling_mode_") and settings.flag(key, False))
     mode = settings.get("pooling_mode")
     pooling = _POOLINGS.get(older if mode is None else (str(mode),))
