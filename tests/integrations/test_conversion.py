@@ -1,5 +1,6 @@
 """A dense network with sparse attention: the same as long as everything is visible, and what else becomes of it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.errors import ConfigError, UnsupportedError
+from regard.errors import ConfigError, NumericsError, UnsupportedError
 from regard.integrations import pretrained
 from regard.integrations.pretrained import PublishedModel
 from regard.models import (
@@ -185,12 +186,35 @@ def test_what_is_not_said_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "named"), [("local(window=2)", None), ("linear", "linear"), (("softmax", "efficient"), "efficient")]
+    ("spec", "loss", "note"),
+    [
+        ("local(window=2)", lambda new: 5.0 if new else 3.0, None),
+        (
+            "linear",
+            lambda new: 5.0 if new else 3.0,
+            " (20 tokens of English: 3.00 nats each, now 5.00)",
+        ),
+        ("linear", lambda new: 3.05 if new else 3.0, None),
+        ("linear", None, ""),
+        (("softmax", "efficient"), None, ""),
+    ],
 )
-def test_what_the_softmax_of_a_network_cannot_be_is_said(spec: str, named: str | None, caplog: Any) -> None:
-    other = pretrained.convert(decoder(), spec)
-    said = f"{named} is not the softmax that the weights were trained with: they need training"
-    assert [record.getMessage() for record in caplog.records] == ([] if named is None else [said])
+def test_what_the_softmax_of_a_network_cannot_be_is_said_with_its_loss(
+    spec: str, loss: Callable[[bool], float] | None, note: str | None, monkeypatch: Any, caplog: Any
+) -> None:
+    """A decoder says it of its loss on a sample; without a number it is said alone."""
+    dense = decoder()
+
+    def evaluate(one: PublishedModel, *_: object, **__: object) -> dict[str, object]:
+        if loss is None:
+            raise NumericsError("not finite")
+        return {"nats_per_token": loss(one is not dense)}
+
+    monkeypatch.setattr(pretrained, "evaluate", evaluate)
+    other = pretrained.convert(dense, spec)
+    name = spec if isinstance(spec, str) else "efficient"
+    said = f"{name} is not the softmax that the weights were trained with: they need training{note}"
+    assert [record.getMessage() for record in caplog.records] == ([] if note is None else [said])
     caplog.clear()
     if spec == "linear":  # what was no softmax is not said to be one
         pretrained.convert(other, "efficient")

