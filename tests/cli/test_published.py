@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy
 import pytest
 import safetensors.torch
 import torch
@@ -90,33 +91,46 @@ def test_embed_writes_a_vector_for_every_text(regard, encoder):
     with safetensors.safe_open("vectors.safetensors", "pt") as file:
         torch.testing.assert_close(file.get_tensor("vectors"), wanted)
         assert json.loads(file.metadata()["sources"]) == ["one.txt", "rows.jsonl, line 1", "rows.jsonl, line 3"]
-    assert "4 vectors of 16 numbers: v.safetensors" in regard(*given, "--out", "v.safetensors", "--lines").out
+    assert regard(*given, "--out", "v.npy", "--lines").code == 0
     lines = pretrained.load(encoder).embed(["a b c", "d e", "f g", "h"])
-    torch.testing.assert_close(safetensors.torch.load_file("v.safetensors")["vectors"], lines)
+    numpy.testing.assert_allclose(numpy.load("v.npy"), lines.numpy(), rtol=1e-5, atol=1e-6)
+    assert "3 vectors of 32 numbers: v.jsonl" in regard(*given, "--out", "v.jsonl", "--pooling", "cls", "max").out
+    rows = [json.loads(line) for line in Path("v.jsonl").read_text().splitlines()]
+    assert rows[1]["source"] == "rows.jsonl, line 1"
+    joined = pretrained.load(encoder).embed(["h"], pooling=["cls", "max"])[0]
+    assert rows[2]["vector"] == pytest.approx(joined.tolist(), abs=1e-6)
 
 
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["long.txt"], 6, "at most 24 tokens here .*:\n  long.txt, line 2 has 25$"),
+        (["long.txt"], 6, "at most 24 tokens here .*give --truncate to cut them there:\n  long.txt, line 2 has 25$"),
         (["blank.txt"], 3, "blank.txt, line 2 holds no text"),
         (["rows.jsonl"], 3, "rows.jsonl, line 1: no field 'text'.*--field"),
         (["absent.txt"], 3, "cannot read absent.txt"),
         ([], 2, "there is no text to embed"),
-        (["long.txt", "--out", "v.txt"], 2, "must end in .safetensors"),
-        (["long.txt", "--out", "blank.safetensors"], 2, "blank.safetensors exists"),
+        (["long.txt", "--out", "v.txt"], 2, "must end in .safetensors, .npy or .jsonl"),
+        (["long.txt", "--out", "blank.npy"], 2, "blank.npy exists"),
         (["long.txt", "--prompt", "query"], 2, "has no prompt 'query': there are none"),
+        (["long.txt", "--pooling", "first"], 2, "there is no pooling 'first'"),
     ],
 )
 def test_embed_says_what_is_wrong(regard, encoder, words, code, message):
     Path("long.txt").write_text("a\n" + "b " * 25)
     Path("blank.txt").write_text("a\n \n")
     Path("rows.jsonl").write_text('{"body": "a"}\n')
-    Path("blank.safetensors").touch()
+    Path("blank.npy").touch()
     answer = regard("embed", encoder, *words, "--lines")
     assert answer.code == code
     assert re.search(message, answer.err.rstrip(), re.DOTALL), answer.err
     assert not list(Path().glob("vectors*"))
+
+
+def test_embed_cuts_long_texts_when_told(regard, encoder):
+    Path("long.txt").write_text("b " * 30)
+    assert regard("embed", encoder, "long.txt", "--truncate", "--out", "v.npy").code == 0
+    wanted = pretrained.load(encoder).embed(["b " * 24])
+    numpy.testing.assert_allclose(numpy.load("v.npy"), wanted.numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_evaluate_of_an_encoder_names_the_command_for_it(regard, encoder):

@@ -13,7 +13,7 @@ import numpy
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 
 from regard.attention.sparse.bigbird import Bigbird
@@ -726,33 +726,46 @@ def sentence_folder(folder: Path, pooling: dict[str, object], *modules: str, **f
 
 
 TEXTS = ["to be or not to be that is the question", "question", "be not the question"]
-BY_HAND: dict[str, Callable[[Tensor], Tensor]] = {
-    "cls": lambda hidden: hidden[0],
-    "mean": lambda hidden: hidden.mean(0),
+# of the hidden states of a text, and where each stands, from 1
+BY_HAND: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cls": lambda hidden, places: hidden[0],
+    "max": lambda hidden, places: hidden.max(0).values,
+    "mean": lambda hidden, places: hidden.sum(0) / len(hidden),
+    "mean_sqrt_len_tokens": lambda hidden, places: hidden.sum(0) / len(hidden) ** 0.5,
+    "weightedmean": lambda hidden, places: places @ hidden / places.sum(),
+    "lasttoken": lambda hidden, places: hidden[-1],
 }
 
 
-def by_hand(loaded: pretrained.PublishedModel, text: str, name: str) -> Tensor:
-    """The vector of a text alone."""
-    return BY_HAND[name](loaded.model(torch.from_numpy(loaded.reader.encode(text))[None]).hidden[0].detach())
+def by_hand(loaded: pretrained.PublishedModel, text: str, names: list[str], skipped: int = 0) -> Tensor:
+    """The vector of a text alone, without its first tokens."""
+    hidden = loaded.model(torch.from_numpy(loaded.reader.encode(text))[None]).hidden[0].detach()
+    places = torch.arange(1.0, len(hidden) + 1)
+    return torch.cat([BY_HAND[name](hidden[skipped:], places[skipped:]) for name in names])
 
 
 @pytest.mark.parametrize(
-    ("pooling", "name"),
+    ("pooling", "names"),
     [
-        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
-        ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False}, "mean"),
-        ({}, "mean"),
-        ({"pooling_mode": "cls", "include_prompt": True}, "cls"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, ["cls"]),
+        ({"pooling_mode_weightedmean_tokens": True, "pooling_mode_cls_token": False}, ["weightedmean"]),
+        ({"pooling_mode_lasttoken": True, "pooling_mode_max_tokens": True}, ["max", "lasttoken"]),
+        (
+            {"pooling_mode_mean_sqrt_len_tokens": True, "pooling_mode_mean_tokens": True},
+            ["mean", "mean_sqrt_len_tokens"],
+        ),
+        ({}, ["mean"]),
+        ({"pooling_mode": "cls", "include_prompt": True}, ["cls"]),
+        ({"pooling_mode": ["lasttoken", "mean", "max"]}, ["lasttoken", "mean", "max"]),
     ],
 )
 @pytest.mark.parametrize("unit", [True, False])
 def test_the_pooling_of_a_folder_of_sentence_transformers(
-    folder: Path, tmp_path: Path, pooling: dict[str, object], name: str, unit: bool
+    folder: Path, tmp_path: Path, pooling: dict[str, object], names: list[str], unit: bool
 ) -> None:
     sentence_folder(folder, pooling, *["Transformer", "Pooling", "Normalize"][: 2 + unit])
     loaded = pretrained.load(folder)
-    wanted = torch.stack([by_hand(loaded, text, name) for text in TEXTS])
+    wanted = torch.stack([by_hand(loaded, text, names) for text in TEXTS])
     torch.testing.assert_close(loaded.embed(TEXTS, unit=False), wanted)
     if unit:
         wanted = nn.functional.normalize(wanted)
@@ -762,14 +775,22 @@ def test_the_pooling_of_a_folder_of_sentence_transformers(
     pretrained.export(loaded, tmp_path / "exported")
     for again in ("saved", "exported"):
         assert torch.equal(pretrained.load(tmp_path / again).embed(TEXTS), found)
+    torch.testing.assert_close(loaded.embed(TEXTS, unit=False, pooling="max")[0], by_hand(loaded, TEXTS[0], ["max"]))
 
 
-def test_prompts_of_a_folder_of_sentence_transformers(folder: Path) -> None:
+@pytest.mark.parametrize("include", [True, False])
+@pytest.mark.parametrize("pooling", BY_HAND)
+def test_prompts_of_a_folder_of_sentence_transformers(folder: Path, pooling: str, include: bool) -> None:
     prompts = {"prompts": {"query": "that is ", "text": "to be or "}, "default_prompt_name": "text"}
-    sentence_folder(folder, {}, config_sentence_transformers={**prompts, "similarity_fn_name": "cosine"})
+    mode = {"pooling_mode": pooling, "include_prompt": include}
+    sentence_folder(folder, mode, config_sentence_transformers={**prompts, "similarity_fn_name": "cosine"})
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    added = processors.TemplateProcessing(single="[unk] $A [end]", special_tokens=[("[unk]", 0), ("[end]", 1)])
+    tokenizer.post_processor = added  # type: ignore[assignment]
+    tokenizer.save(str(folder / "tokenizer.json"))
     loaded = pretrained.load(folder)
-    for name, prompt in ((None, "to be or "), ("query", "that is "), ("", "")):
-        wanted = by_hand(loaded, prompt + "not the question", "mean")
+    for name, prompt, tokens in ((None, "to be or ", 4), ("query", "that is ", 3), ("", "", 0)):
+        wanted = by_hand(loaded, prompt + "not the question", [pooling], 0 if include else tokens)
         torch.testing.assert_close(loaded.embed(["not the question"], prompt=name)[0], wanted)
     with pytest.raises(ConfigError, match="has no prompt 'qery': did you mean 'query'"):
         loaded.embed(["not"], prompt="qery")
@@ -783,6 +804,7 @@ def test_what_a_folder_of_sentence_transformers_reads(folder: Path) -> None:
     with pytest.raises(LimitError, match=r"at most 4 tokens .*max_seq_length: 4") as caught:
         loaded.embed(["be", "be not the question to"])
     assert str(caught.value).splitlines()[1:] == ["  text 1 has 5"]
+    torch.testing.assert_close(loaded.embed(["be not the question to"], truncate=True), cut)
     assert pretrained.convert(loaded, None, max_length=30).embed(["be " * 25]).shape == (1, 12)
     # Newer files keep it with the tokenizer.
     sentence_folder(folder, {"pooling_mode": "mean"}, sentence_bert_config={}, tokenizer_config={"model_max_length": 3})
@@ -801,23 +823,15 @@ def test_what_a_folder_of_sentence_transformers_reads(folder: Path) -> None:
             r"modules\.json names the modules .*models\.Dense;",
         ),
         ({}, ("Transformer",), {}, UnsupportedError, "names the modules"),
-        ({"pooling_mode": "max"}, (), {}, CheckpointError, "the pooling 'max': regard has cls and mean"),
-        (
-            {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
-            (),
-            {},
-            CheckpointError,
-            r"the pooling 'pooling_mode_cls_token \+ pooling_mode_mean_tokens'",
-        ),
-        ({"include_prompt": False}, (), {}, CheckpointError, "include_prompt=False"),
+        ({"pooling_mode": "first"}, (), {}, ConfigError, "there is no pooling 'first'"),
         ({"pooling_mode_cls_token": 1}, (), {}, CheckpointError, "pooling_mode_cls_token must be true or false, got 1"),
-        ({"pooling_mode_new": True}, (), {}, CheckpointError, "the pooling 'pooling_mode_new'"),
+        ({"pooling_mode_new": True}, (), {}, CheckpointError, "1_Pooling/config.json: pooling_mode_new=True"),
         (
             {"word_embedding_dimension": 13},
             (),
             {},
             CheckpointError,
-            "embedding_dimension=13: regard's model has 12",
+            "embedding_dimension=13, and hidden states have 12",
         ),
         ({}, (), {"sentence_bert_config": {"max_seq_length": "4"}}, CheckpointError, "max_seq_length must be a number"),
         (
@@ -825,7 +839,7 @@ def test_what_a_folder_of_sentence_transformers_reads(folder: Path) -> None:
             (),
             {"config_sentence_transformers": {"model_type": "SparseEncoder", "truncate_dim": 4}},
             CheckpointError,
-            "(?s)model_type='SparseEncoder'.*truncate_dim=4: .*--ignore truncate_dim",
+            "(?s)model_type='SparseEncoder'.*config_sentence_transformers.json: truncate_dim=4",
         ),
         ({}, (), {"config_sentence_transformers": {"prompts": {"query": 3}}}, CheckpointError, "prompts must be texts"),
     ],
@@ -842,8 +856,6 @@ def test_settings_of_sentence_transformers_that_are_not_understood(
     loaded = pretrained.load(folder)
     with pytest.raises(error, match=message):
         loaded.embed(["be"])
-    if "truncate_dim" in message:
-        pretrained.load(folder, ignore=["model_type", "truncate_dim"]).embed(["be"])
 
 
 def test_a_module_outside_of_the_folder_is_not_read(folder: Path, tmp_path: Path) -> None:

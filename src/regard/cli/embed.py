@@ -1,22 +1,24 @@
 """Make a vector of every text in files, with an encoder that others published."""
 
+import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from regard.cli._options import Ignore, Trust
 from regard.cli._output import console, emit
 from regard.errors import ConfigError, DataError, InputError, LimitError
 from regard.tasks.config import TABLES
 from regard.tasks.tables import rows, text_in
 from regard.tasks.text_files import lines, read_text
 from regard.tasks.ticking import Ticking
-from regard.writing import require_target, save_file
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -29,19 +31,23 @@ class Options:
     files: tyro.conf.Positional[tuple[str, ...]]
     """a file of text is one text; every row of a .jsonl, .csv or .parquet file is one"""
     out: str = "vectors.safetensors"
-    """the new .safetensors file: `vectors` has a row for each text, and the metadata `sources` says where each is"""
+    """the new file: .safetensors or .npy for a matrix with a row for each text; .jsonl for a line with each"""
     lines: bool = False
     """every line of a file of text is a text"""
     field: str = "text"
     """column of .jsonl, .csv and .parquet files that holds the text"""
     prompt: str | None = None
     """name of a prompt of the weights, put in front of every text; None: their default one, if they have it"""
+    pooling: tuple[str, ...] = ()
+    """cls, max, mean, mean_sqrt_len_tokens, weightedmean, lasttoken, or several, joined; none: as the folder says"""
+    truncate: bool = False
+    """cut a text that is longer than the network reads, instead of refusing it"""
     batch_size: int = 32
     """texts at a time"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: cuda, else mps, else cpu"""
-    ignore: Ignore = ()
-    trust: Trust = False
+    trust: bool = False
+    """what was saved may name its mechanism by import path, module:Class, which runs that module"""
     json: bool = False
     """machine output on stdout"""
 
@@ -49,25 +55,31 @@ class Options:
 def run(options: Options) -> int:
     """Read, embed, write."""
     out = Path(options.out)
-    if out.suffix != ".safetensors":
-        raise ConfigError(f"--out {out}: the file must end in .safetensors")
-    require_target(out, new=True)
+    if out.suffix not in (".safetensors", ".npy", ".jsonl"):
+        raise ConfigError(f"--out {out}: the file must end in .safetensors, .npy or .jsonl")
+    if out.exists():
+        raise ConfigError(f"{out} exists; choose another name with --out: nothing is ever overwritten")
     found = list(_texts(options))
     if not found:
         raise (DataError if options.files else ConfigError)("there is no text to embed: give files with text in them")
-    import safetensors.torch
-
     from regard.integrations import pretrained
+    from regard.training.files import save_file
 
-    loaded = pretrained.load(options.model, device=options.device, trust=options.trust, ignore=options.ignore)
+    loaded = pretrained.load(options.model, device=options.device, trust=options.trust)
     sources, texts = zip(*found, strict=True)
     try:
-        progress = Ticking("texts embedded")
-        vectors = loaded.embed(texts, batch_size=options.batch_size, prompt=options.prompt, progress=progress)
+        vectors = loaded.embed(
+            texts,
+            batch_size=options.batch_size,
+            pooling=options.pooling or None,
+            prompt=options.prompt,
+            truncate=options.truncate,
+            progress=Ticking("texts embedded"),
+        )
     except (InputError, LimitError) as error:
         said = re.sub(r"(?m)^  text (\d+)", lambda at: f"  {sources[int(at[1])]}", str(error))
-        raise type(error)(said) from error
-    save_file(out, safetensors.torch.save({"vectors": vectors.cpu()}, {"sources": json.dumps(sources)}))
+        raise type(error)(said.replace("give truncate", "give --truncate")) from error
+    save_file(out, _written(vectors.cpu(), sources, out.suffix))
     if options.json:
         emit({"model": options.model, "texts": len(vectors), "dim": vectors.shape[1], "out": options.out})
     else:
@@ -89,3 +101,17 @@ def _texts(options: Options) -> Iterator[tuple[str, str]]:
             if not text.strip():
                 raise DataError(f"{where} holds no text, so it has no vector: take it out")
             yield where, text
+
+
+def _written(vectors: "Tensor", sources: Sequence[str], suffix: str) -> bytes:
+    """The file of the vectors."""
+    import numpy
+    import safetensors.torch
+
+    if suffix == ".safetensors":
+        return safetensors.torch.save({"vectors": vectors}, {"sources": json.dumps(sources)})
+    if suffix == ".npy":
+        numpy.save(file := io.BytesIO(), vectors.numpy())
+        return file.getvalue()
+    rows = ({"source": where, "vector": each} for where, each in zip(sources, vectors.tolist(), strict=True))
+    return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows).encode()

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import normalize
 from torch.nn.utils.rnn import pad_sequence
@@ -15,7 +15,6 @@ from regard.integrations._tokenizer import PretrainedTokenizer
 from regard.integrations.weights import listed
 from regard.models.encoder import Encoder
 from regard.models.generate import evaluation
-from regard.models.heads import pooled
 from regard.position.learned import Learned
 from regard.types_of import typed
 
@@ -28,6 +27,7 @@ def embed(
     recipe: Recipe,
     *,
     batch_size: int,
+    truncate: bool,
     progress: Callable[[int], None],
 ) -> Float[Tensor, "texts dim"]:
     """The vector of each text, from its tokens, the special ones included, padding not.
@@ -46,26 +46,59 @@ def embed(
     positions = encoder.config.max_length if isinstance(encoder.embeddings.position, Learned) else None
     most = min(filter(None, (positions, recipe.max_length)), default=sys.maxsize)
 
-    given = [recipe.prompt + text for text in texts]
-    rows = [torch.from_numpy(tokenizer.encode(text.lower() if recipe.lower else text)) for text in given]
+    def read(text: str) -> Tensor:
+        text = text.lower() if recipe.lower else text
+        return torch.from_numpy(tokenizer.encode(text, longest=most if truncate else None))
+
+    rows = [read(recipe.prompt + text) for text in texts]
     long = [f"text {at} has {len(row)}" for at, row in enumerate(rows) if len(row) > most]
     if long:
         raise LimitError(
-            f"a text has at most {most} tokens here (positions: {positions}, max_seq_length: {recipe.max_length}):"
-            + listed(long)
+            f"a text has at most {most} tokens here (positions: {positions}, max_seq_length: {recipe.max_length}); "
+            f"shorten these, or give truncate to cut them there:{listed(long)}"
         )
-    empty = [f"text {at}: {texts[at]!r}" for at, row in enumerate(rows) if not len(row)]
+    left_out = 0
+    if recipe.prompt and not recipe.include_prompt:  # without the token that stands behind every text
+        row, end = read(recipe.prompt).tolist(), tokenizer.encode("")[-1:].tolist()
+        left_out = len(row) - (row[-1:] == end)
+    empty = [f"text {at}: {texts[at]!r}" for at, row in enumerate(rows) if len(row) <= left_out]
     if empty:
         raise InputError(f"texts without a token have no vector:{listed(empty)}")
     device = next(encoder.parameters()).device
-    vectors = torch.empty(len(rows), encoder.config.dim, device=device)
+    vectors = torch.empty(len(rows), encoder.config.dim * len(recipe.pooling), device=device)
     by_length = sorted(range(len(rows)), key=lambda at: len(rows[at]))
     with evaluation(encoder), torch.inference_mode():
         for start in range(0, len(rows), batch_size):
             batch = by_length[start : start + batch_size]
             lengths = torch.tensor([len(rows[at]) for at in batch], device=device)
             tokens = pad_sequence([rows[at] for at in batch], batch_first=True).to(device)
-            mask = torch.arange(tokens.shape[1], device=device) < lengths[:, None]
-            vectors[batch] = pooled(encoder(tokens, key_mask=mask), recipe.pooling)
+            slots = torch.arange(tokens.shape[1], device=device)
+            mask = slots < lengths[:, None]
+            hidden = encoder(tokens, key_mask=mask).hidden
+            vectors[batch] = pooled(hidden, mask & (slots >= left_out), recipe.pooling)
             progress(start + len(batch))
     return normalize(vectors) if recipe.unit else vectors
+
+
+def pooled(
+    hidden: Float[Tensor, "batch length dim"], mask: Bool[Tensor, "batch length"], pooling: tuple[str, ...]
+) -> Float[Tensor, "batch joined"]:
+    """One vector for a sequence, by each of the named poolings over the tokens of the mask.
+
+    Example:
+        >>> hidden, mask = torch.tensor([[[1.0], [4.0], [9.0]]]), torch.tensor([[True, True, False]])
+        >>> pooled(hidden, mask, ("cls", "max", "mean", "weightedmean", "lasttoken"))
+        tensor([[1.0000, 4.0000, 2.5000, 3.0000, 4.0000]])
+    """
+    weight = mask[..., None].to(hidden.dtype)
+    slots = torch.arange(1, hidden.shape[1] + 1, device=hidden.device)
+    real, rows = hidden.masked_fill(~mask[..., None], 0), torch.arange(len(hidden), device=hidden.device)
+    means = {"mean": weight, "weightedmean": weight * slots[:, None]}
+    made = {name: (real * w).sum(1) / w.sum(1) for name, w in means.items()}
+    made |= {
+        "mean_sqrt_len_tokens": real.sum(1) / weight.sum(1).sqrt(),
+        "max": hidden.masked_fill(~mask[..., None], -torch.inf).amax(1),
+        "cls": real[rows, (mask * slots.flip(0)).argmax(1)],
+        "lasttoken": real[rows, (mask * slots).argmax(1)],
+    }
+    return torch.cat([made[name] for name in pooling], -1)

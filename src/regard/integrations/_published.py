@@ -91,7 +91,9 @@ class PublishedModel:
         *,
         batch_size: int = 32,
         unit: bool | None = None,
+        pooling: str | Sequence[str] | None = None,
         prompt: str | None = None,
+        truncate: bool = False,
         progress: Callable[[int], None] = lambda count: None,
     ) -> Float[Tensor, "texts dim"]:
         """One vector for each text: the encoder's hidden states, pooled over its tokens.
@@ -103,11 +105,14 @@ class PublishedModel:
             texts: in any number.
             batch_size: texts at a time; those of like length share a batch.
             unit: divide each vector by its length; None: as the folder says.
+            pooling: cls, max, mean, mean_sqrt_len_tokens, weightedmean or lasttoken, or several, whose vectors are
+                joined; None: as the folder says.
             prompt: name of one of the folder's, put in front of every text; empty: none; None: its default one.
+            truncate: cut texts that are too long, as sentence-transformers does, instead of refusing them.
             progress: told how many vectors there are.
 
         Raises:
-            ConfigError: there is no tokenizer, or no such prompt.
+            ConfigError: there is no tokenizer, or no such pooling or prompt.
             UnsupportedError: the network has no encoder of its own, or the folder names other modules.
             CheckpointError: settings of the folder that are not understood.
             LimitError: a text of more tokens than the network has positions, or than the folder says.
@@ -115,8 +120,12 @@ class PublishedModel:
         encoder = getattr(self.model, "encoder", self.model)
         if not isinstance(encoder, Encoder):
             raise UnsupportedError(f"{self.path} is a {self.architecture}, which has no encoder")
-        recipe = _sentence.recipe(self.sentence, encoder.config.dim, self.path, unit=unit, prompt=prompt)
-        return _embedding.embed(encoder, self.reader, texts, recipe, batch_size=batch_size, progress=progress)
+        recipe = _sentence.recipe(
+            self.sentence, encoder.config.dim, self.path, unit=unit, pooling=pooling, prompt=prompt
+        )
+        return _embedding.embed(
+            encoder, self.reader, texts, recipe, batch_size=batch_size, truncate=truncate, progress=progress
+        )
 
     @property
     def decoder(self) -> LanguageModel:

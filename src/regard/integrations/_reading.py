@@ -74,7 +74,7 @@ def from_folder(folder: Path, ignore: Sequence[str]) -> PublishedModel:
             )
     sentence: dict[str, Any] = {}
     with noted(problems):
-        sentence = _sentence.files(folder, ignore)
+        sentence = _sentence.files(folder)
     with noted(problems):
         stops = stop_tokens(beside.get("eos_token_id", values.get("eos_token_id")), config.vocab_size)
     with noted(problems):

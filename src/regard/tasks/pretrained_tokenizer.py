@@ -96,12 +96,13 @@ class PretrainedTokenizer(Reader):
         if "ByteLevel" in json.dumps(parts["pre_tokenizer"]) and parts["model"].get("unk_token") not in names:
             self._missing = frozenset(byte for byte, letter in enumerate(byte_letters()) if letter not in names)
 
-    def encode(self, text: str, *, added: bool = True) -> Int64[np.ndarray, "length"]:
+    def encode(self, text: str, *, added: bool = True, longest: int | None = None) -> Int64[np.ndarray, "length"]:
         """The ids of a text.
 
         Args:
             text: special tokens that are written out in it are these tokens.
             added: with the special tokens that the tokenizer adds by itself.
+            longest: cut the text to so many ids, those that are added included.
 
         Raises:
             InputError: half a surrogate pair, bytes that the vocabulary has no token for, or tokens that the network
@@ -109,7 +110,12 @@ class PretrainedTokenizer(Reader):
             CheckpointError: the tokenizer lacks what it needs for this text.
         """
         self._check(text)
-        return self.checked(self._encoding(text, added=added).ids)
+        encoding = self._encoding(text, added=added)
+        if longest is not None and len(encoding) > longest:
+            encoding = self._encoding(text, added=False)
+            encoding.truncate(max(longest - self._model.num_special_tokens_to_add(is_pair=False), 0))
+            encoding = self._model.post_process(encoding)
+        return self.checked(encoding.ids)
 
     def document(self, text: str) -> Encoded:
         """The ids of a text and the bytes they stand for; errors as `encode`."""
