@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
 
 from regard.errors import CheckpointError, ConfigError, DataError, InputError, ResourceError
 from regard.tasks import tokenizer as tokenizing
@@ -157,22 +158,22 @@ def test_learning_takes_time_by_the_length_of_a_text_without_spaces() -> None:
     assert len(ids) < 2 * len(text)
 
 
+WORDS = st.text(st.sampled_from("a'sr1l!。é中😀\t\u3000"), min_size=1, max_size=4)
+
+
 @settings(max_examples=300, deadline=None)
-@given(
-    text=st.text(st.sampled_from("a'sr1l \n\t!。é中\u3000😀"), max_size=120),
-    sizes=st.sampled_from([(4, 3), (8, 4), (12, 256)]),
-)
-def test_what_bpe_learns_from_is_cut_where_its_words_end(text: str, sizes: tuple[int, int]) -> None:
-    """Also within words that are cut for their length, and where a following letter would belong to an apostrophe."""
-    before = tokenizing._LEARNED_CHARACTERS, tokenizing._LONGEST_WORD
-    tokenizing._LEARNED_CHARACTERS, tokenizing._LONGEST_WORD = sizes
+@given(words=st.lists(WORDS.filter(lambda word: not word[-1].isspace())), ends=st.lists(st.text(" \n\t", max_size=3)))
+def test_what_bpe_learns_from_is_cut_where_its_words_end(words: list[str], ends: list[str]) -> None:
+    text = "".join(f"{word} {end}" for word, end in zip(words, ends, strict=False))
+    before, tokenizing._LEARNED_CHARACTERS = tokenizing._LEARNED_CHARACTERS, 9
     try:
-        split = tokenizing._words().pre_tokenize_str
+        split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
         parts = list(ends_of_words([text[:7], "", text[7:]]))
         assert "".join(parts) == text
         assert [word for part in parts for word, _ in split(part)] == [word for word, _ in split(text)]
+        assert list(ends_of_words(["a" * 20])) == ["a" * 9, "a" * 9, "aa"]
     finally:
-        tokenizing._LEARNED_CHARACTERS, tokenizing._LONGEST_WORD = before
+        tokenizing._LEARNED_CHARACTERS = before
 
 
 def test_a_text_in_pieces_is_the_same_document(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from regard.errors import ConfigError, DataError, LimitError, nearest
-from regard.models import LanguageModel
+from regard.integrations._published import PublishedModel
 from regard.tasks.base import Example, Split
 from regard.tasks.config import TextConfig
 from regard.tasks.corpus import open_corpus
-from regard.tasks.pretrained_tokenizer import PretrainedTokenizer
-from regard.tasks.reader import Encoded
+from regard.tasks.reader import Encoded, Reader
 from regard.training.evaluation import Forward, require_finite, score, straight
 
 _MOST_NATS = math.log(sys.float_info.max)
@@ -55,9 +54,13 @@ class Windows:
         return self._documents[document].ids, start + 1
 
 
+def windows(texts: Sequence[str], reader: Reader, length: int) -> Windows:
+    """Texts as `evaluate` reads them; errors as `Windows`."""
+    return Windows([reader.document(text) for text in texts], length)
+
+
 def evaluate(
-    model: LanguageModel,
-    tokenizer: PretrainedTokenizer,
+    loaded: PublishedModel,
     text: TextConfig,
     *,
     document: str | None = None,
@@ -69,8 +72,7 @@ def evaluate(
     """How well the network predicts a corpus.
 
     Args:
-        model: the network.
-        tokenizer: its own.
+        loaded: the network, a decoder, and its tokenizer.
         text: corpus and length of a window.
         document: only the documents of this group: for state_of_the_union, a year.
         split: train, valid or test, as runs split the corpus; None: all of it, because the network was trained on other
@@ -84,10 +86,12 @@ def evaluate(
 
     Raises:
         ConfigError: a document that the corpus has not. DataError, InputError: as the corpus and the tokenizer.
-        LimitError: windows longer than the network's positions. NumericsError: a loss that is not finite.
+        UnsupportedError: the network continues no texts. LimitError: windows longer than its positions.
+        NumericsError: a loss that is not finite.
     """
     if batch_size < 1 or limit < 0:
         raise ConfigError(f"batch_size must be at least 1 and limit at least 0 (all), got {batch_size} and {limit}")
+    model = loaded.decoder
     if model.limit is not None and text.length > model.limit:
         raise LimitError(f"windows of {text.length} tokens are longer than the network's {model.limit} positions")
     corpus = open_corpus(text)
@@ -100,7 +104,7 @@ def evaluate(
         documents = [one for one in documents if one.group == document]
         if not documents:
             raise ConfigError(f"{text.corpus} has no document {document!r}: {nearest(document, groups)}")
-    examples = Windows([tokenizer.document(one.text) for one in documents], text.length)
+    examples = windows([one.text for one in documents], loaded.reader, text.length)
     device = next(model.parameters()).device
     scores = score(
         model,

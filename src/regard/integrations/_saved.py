@@ -111,14 +111,12 @@ def read(folder: Path, *, trust: bool) -> PublishedModel:
     classes = document.get("classes")
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise CheckpointError(f"{where} is damaged: classes must be names, got {classes!r:.200}")
-    sentence = document.get("sentence", {})
-    if not isinstance(sentence, dict) or not all(
-        isinstance(each, list if name == _sentence.MODULES else dict) for name, each in sentence.items()
+    kept = {name: document.get(name, {}) for name in ("sentence", "tokenizer_settings", "generation")}
+    sound = all(isinstance(values, dict) for values in kept.values())
+    if not sound or not all(
+        isinstance(x, list if at == _sentence.MODULES else dict) for at, x in kept["sentence"].items()
     ):
-        raise CheckpointError(f"{where} is damaged: sentence must be settings by file, got {sentence!r:.200}")
-    described = {name: document.get(name, {}) for name in ("tokenizer_settings", "generation")}
-    if not all(isinstance(values, dict) for values in described.values()):
-        raise CheckpointError(f"{where} is damaged: {', '.join(described)} must be settings, got {described!r:.200}")
+        raise CheckpointError(f"{where} is damaged: {', '.join(kept)} must be settings, got {kept!r:.200}")
     stops = stop_tokens(document.get("stop_tokens"), shape.config.vocab_size)
     tokenizer = None
     if tokens is not None:
@@ -132,9 +130,7 @@ def read(folder: Path, *, trust: bool) -> PublishedModel:
     fill(model, [Weight(name, name) for name in model.state_dict()], stored, str(folder))
     architecture = str(document.get("architecture"))
     names = tuple(classes)
-    return PublishedModel(
-        model.eval(), tokenizer, shape.config, stops, architecture, folder, template, names, sentence, **described
-    )
+    return PublishedModel(model.eval(), tokenizer, shape.config, stops, architecture, folder, template, names, **kept)
 
 
 def _verified(folder: Path) -> tuple[dict[str, Any], str | None]:

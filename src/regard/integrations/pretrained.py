@@ -15,8 +15,9 @@ import safetensors.torch
 from torch import nn
 
 from regard.errors import ConfigError, DataError, InputError, NumericsError, UnsupportedError, nearest
-from regard.integrations import _evaluation, _folder, _saved, _sentence
+from regard.integrations import _folder, _saved, _sentence
 from regard.integrations._conversion import converted
+from regard.integrations._evaluation import evaluate, windows
 from regard.integrations._packages import PACKAGE, packaged
 from regard.integrations._published import PublishedModel
 from regard.integrations._reading import from_folder, from_gguf
@@ -30,12 +31,8 @@ from regard.models import Classifier, LanguageModel
 from regard.models.block_config import Projections
 from regard.models.layout import by_columns
 from regard.models.packed import WeightKind, pack
-from regard.tasks.base import Split
-from regard.tasks.config import TextConfig
-from regard.tasks.reader import Reader
 from regard.tasks.tokenizer import BpeTokenizer
 from regard.training.device import chosen_device
-from regard.training.evaluation import Forward, straight
 from regard.training.files import save_folder
 from regard.writing import require_target
 
@@ -181,38 +178,6 @@ def _rise(*networks: PublishedModel) -> str | None:
         old, new = cast("Iterator[float]", results)
         return f" ({text.length} tokens of English: {old:.2f} nats each, now {new:.2f})" if new > old + 0.1 else None
     return ""
-
-
-def evaluate(
-    loaded: PublishedModel,
-    text: TextConfig,
-    *,
-    document: str | None = None,
-    split: Split | None = None,
-    batch_size: int = 1,
-    limit: int = 0,
-    forward: Forward = straight,
-) -> dict[str, object]:
-    """How well published weights predict text: arguments, result and errors as `_evaluation.evaluate`."""
-    return _evaluation.evaluate(
-        loaded.decoder,
-        loaded.reader,
-        text,
-        document=document,
-        split=split,
-        batch_size=batch_size,
-        limit=limit,
-        forward=forward,
-    )
-
-
-def windows(texts: Sequence[str], reader: Reader, length: int) -> _evaluation.Windows:
-    """Texts as `evaluate` reads them: windows of `length` targets that never cross from one text to the next.
-
-    Raises:
-        DataError: no text of two tokens.
-    """
-    return _evaluation.Windows([reader.document(text) for text in texts], length)
 
 
 def export(

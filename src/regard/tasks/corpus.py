@@ -16,7 +16,7 @@ from regard.tasks.base import SPLITS, Split
 from regard.tasks.config import TABLES, TEXTS, TextConfig
 from regard.tasks.folders import read_folder
 from regard.tasks.tables import rows, text_in
-from regard.tasks.text_files import chunks, documents, placed
+from regard.tasks.text_files import chunks, documents
 from regard.tasks.token_store import is_store
 
 BUNDLED = ("song_ci", "state_of_the_union")
@@ -233,26 +233,30 @@ def texts(
     return ([text_in(row, column, FIELD)] for row in rows(path, {column: FIELD}, span=span))
 
 
-def _continuous(path: Path, cuts: Sequence[int | None]) -> Iterator[Streamed]:
+def _continuous(path: Path, cuts: Sequence[int]) -> Iterator[Streamed]:
     for split, start, stop in zip(SPLITS, cuts[:-1], cuts[1:], strict=True):
-        yield Streamed(chunks(path, (start or 0, stop)), split, f"{_name(Path(path.name))}:{split}")
+        yield Streamed(_between(path, start, stop), split, f"{_name(Path(path.name))}:{split}")
 
 
-def _cuts(path: Path, holdout: float) -> list[int | None]:
-    """Where three consecutive parts of a text begin and end, in bytes: after a line where there is one, since
+def _between(path: Path, start: int, stop: int) -> Iterator[str]:
+    at = 0
+    for text in chunks(path):
+        yield text[max(start - at, 0) : max(stop - at, 0)]
+        at += len(text)
+
+
+def _cuts(path: Path, holdout: float) -> list[int]:
+    """Where three consecutive parts of a text begin and end, in characters: after a line where there is one, since
     neighbours leak least this way."""
     total = sum(map(len, chunks(path)))
     ends, reach = [int(share * total) for share in (1 - 2 * holdout, 1 - holdout)], int(holdout * total / 4)
-    cuts: dict[int, int] = {}
-    at = 0
-    for byte, text in placed(path):
+    cuts, at = {end: end for end in ends}, 0
+    for text in chunks(path):
         for end in ends:
-            since, stop = max(end - reach - at, 0), min(max(end - at, 0), len(text))
-            line = text.rfind("\n", since, stop) if reach <= end else -1
-            if line >= 0 or (end not in cuts and at <= end <= at + len(text)):
-                cuts[end] = byte - len(text[line + 1 or stop :].encode())
+            line = text.rfind("\n", max(end - reach - at, 0), max(end - at, 0)) if reach <= end else -1
+            cuts[end] = at + line + 1 if line >= 0 else cuts[end]
         at += len(text)
-    return [0, *(cuts[end] for end in ends), None]
+    return [0, *(cuts[end] for end in ends), total]
 
 
 def _digest(pieces: Iterable[str]) -> str:

@@ -19,11 +19,8 @@ from regard.tasks.reader import Encoded, Ids, Reader
 if TYPE_CHECKING:
     import tokenizers
 
-
 _CONTEXT = 4
 """tokens before a new one that are decoded with it: as many as a character has bytes"""
-
-
 _MOST = 64
 """tokens a character of a short text: those of published tokenizers have some for each byte, and a few around it"""
 _tried: set[str] = set()

@@ -2,10 +2,8 @@
 
 import codecs
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,53 +26,40 @@ def read_text(path: Path) -> str:
     return "".join(chunks(path))
 
 
-def chunks(path: Path, span: tuple[int, int | None] = (0, None)) -> Iterator[str]:
-    """A file of UTF-8 text in pieces, without a byte order mark; or only from one byte up to another.
+def chunks(path: Path) -> Iterator[str]:
+    """A file of UTF-8 text in pieces, without a byte order mark.
 
     Raises:
         DataError: it is missing, empty, binary or in another encoding.
     """
-    return map(itemgetter(1), placed(path, span))
-
-
-def placed(path: Path, span: tuple[int, int | None] = (0, None)) -> Iterator[tuple[int, str]]:
-    """As `chunks`, each behind the byte of the file that it ends at."""
-    at, stop = span
-    raw = b""
+    at, raw = 0, b""
     with _opened(path) as file:
-        file.seek(at)
         while True:
-            most = _READ_BYTES if stop is None else min(_READ_BYTES, stop - at - len(raw))
-            read = file.read(most)
+            read = file.read(_READ_BYTES)
             raw += read
-            if not raw and at == 0 and stop is None:
+            if not raw and at == 0:
                 raise DataError(f"{path} is empty: give a file with text in it")
             text, used = _decoded(raw, str(path), file, at, first=at == 0, final=not read)
             at, raw = at + used, raw[used:]
-            yield at, text
+            yield text
             if not read:
                 return
 
 
-def documents(path: Path, separator: str | None) -> Iterator[Iterator[str]]:
-    """The texts between separators in a file (None: the file is one), each in pieces, without the empty ones. A text is
-    to be read before the next one; errors as `chunks`."""
-    pieces = filter(itemgetter(1), _numbered(path, separator))
-    return (map(itemgetter(1), each) for _, each in groupby(pieces, itemgetter(0)))
-
-
-def _numbered(path: Path, separator: str | None) -> Iterator[tuple[int, str]]:
-    """The number of a text in its file, and a piece of it, which may be empty."""
-    number, left = 0, ""
+def documents(path: Path, separator: str | None) -> Iterator[Iterable[str]]:
+    """The texts between separators in a file, without the empty ones; None: the file is one, in pieces. Memory: the
+    longest text, and as much again; errors as `chunks`."""
+    if separator is None:
+        yield chunks(path)
+        return
+    left = more = ""
     for chunk in chunks(path):
-        *ended, left = [chunk] if separator is None else (left + chunk).split(separator)
-        for text in ended:
-            yield number, text
-            number += 1
-        cut = max(len(left) - len(separator or "") + 1, 0)  # behind it a separator may have begun
-        yield number, left[:cut]
-        left = left[cut:]
-    yield number, left
+        more += chunk
+        if len(more) >= len(left):  # a long text is not searched again for every chunk
+            *ended, left = (left + more).split(separator)
+            more = ""
+            yield from ([text] for text in ended if text)
+    yield from ([text] for text in (left + more).split(separator) if text)
 
 
 def lines(path: Path, span: tuple[int, int] | None = None) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """Token files: the ids of a corpus on disk, mapped into memory, written once and shared by every run."""
 
-import errno
 import json
 import os
 from array import array
@@ -92,12 +91,13 @@ def token_files(folder: Path, key: str, source: Source) -> TokenFiles:
             folder.mkdir(parents=True, exist_ok=True)
             with partial(path) as new:
                 _write(new, key, source)
-                _publish(new, path)
+                new.rename(path)
         except OSError as error:
-            raise ResourceError(
-                f"cannot write token files to {folder}: {error.strerror}; name another cache, or none and set "
-                "XDG_CACHE_HOME to a folder that can be written"
-            ) from error
+            if not path.exists():  # what a faster process wrote is the same: the key says so
+                raise ResourceError(
+                    f"cannot write token files to {folder}: {error.strerror}; name another cache, or none and set "
+                    "XDG_CACHE_HOME to a folder that can be written"
+                ) from error
     return _read(path)
 
 
@@ -126,15 +126,6 @@ def _write(folder: Path, key: str, source: Source) -> None:
     tokenizer.save(folder / "tokenizer.json")
     (folder / "meta.json").write_text(json.dumps({"dtype": dtype.name, "key": key}), encoding="utf-8")
     checksums.write_manifest(folder, (*_FILES, *measured))
-
-
-def _publish(new: Path, path: Path) -> None:
-    try:
-        new.rename(path)
-    except OSError as error:
-        # Another process was faster: its content is the same, the key says so.
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not path.exists():
-            raise
 
 
 def _read(path: Path) -> TokenFiles:

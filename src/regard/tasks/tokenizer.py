@@ -42,6 +42,7 @@ _DIFFERENT_BYTES = 1 << 10
 of memory. Most languages have fewer in some gigabytes; without spaces nearly every byte of a text counts."""
 _WORD = re.compile(r"\w+|[^\w\s]+")
 """as words are counted there"""
+_END_OF_WORD = re.compile(r".*\S(?=[ \n])", re.DOTALL)
 _LOG = logging.getLogger("regard")
 
 
@@ -90,14 +91,9 @@ class Tokenizer(Reader):
         return Encoded(ids, self.sizes[ids])
 
     def in_pieces(self, texts: Iterable[str]) -> Iterator[Encoded]:
-        ids = end = np.array([self.separator], np.int64)
-        for more in chain(self._encode(_cut(texts, _PIECE_CHARACTERS)), [end]):
-            if ids.size > 1 and more is not end:
-                yield Encoded(ids, self.sizes[ids])
-                ids = more
-            else:
-                ids = np.concatenate([ids, more])
-        yield Encoded(ids, self.sizes[ids])
+        end = np.array([self.separator], np.int64)
+        for ids in chain([end], self._encode(_cut(texts, _PIECE_CHARACTERS)), [end]):
+            yield Encoded(ids, self.sizes[ids])
 
     def to_bytes(self, ids: Ids) -> bytes:
         """The bytes that the ids stand for.
@@ -186,15 +182,17 @@ class BpeTokenizer(Tokenizer):
             ConfigError: a vocabulary too small for the bytes.
             DataError: texts too small for so many tokens.
         """
+        from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
         from tokenizers import Tokenizer as Model
-        from tokenizers import decoders, models, pre_tokenizers, trainers
 
         if vocab_size < 256:
             raise ConfigError(f"bpe: vocab_size={vocab_size} is too small; 256 tokens are the bytes themselves")
         if vocab_size > _MOST_TOKENS:
             raise ConfigError(f"bpe: vocab_size={vocab_size} is too large; it must be at most {_MOST_TOKENS}")
         model = Model(models.BPE())
-        model.pre_tokenizer = _words()
+        words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        cut = pre_tokenizers.Split(Regex(f".{{1,{_LONGEST_WORD}}}"), "isolated")
+        model.pre_tokenizer = pre_tokenizers.Sequence([words, cut])
         model.decoder = decoders.ByteLevel()
         letters = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=letters, show_progress=True)
@@ -222,41 +220,19 @@ class BpeTokenizer(Tokenizer):
         return json.dumps({"kind": self.kind, "model": json.loads(self._model.to_str())}, ensure_ascii=False)
 
 
-def _words() -> "tokenizers.pre_tokenizers.Sequence":
-    from tokenizers import Regex, pre_tokenizers
-
-    cut = pre_tokenizers.Split(Regex(f".{{1,{_LONGEST_WORD}}}"), "isolated")
-    return pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(add_prefix_space=False), cut])
-
-
 def ends_of_words(texts: Iterable[str]) -> Iterator[str]:
-    """A text that comes in pieces, cut where byte-pair encoding cuts it in any case: it learns the same from these."""
+    """A text that comes in pieces, cut before white space behind a word, where byte-pair encoding cuts it in any case:
+    it learns the same from these. Where a word has no end in so many characters, it is cut too."""
     left = ""
     for piece in _cut(texts, _LEARNED_CHARACTERS):
         left += piece
-        at = _end_of_word(left) if len(left) >= _LEARNED_CHARACTERS else 0
-        if at:
+        if len(left) >= _LEARNED_CHARACTERS:
+            end = _END_OF_WORD.match(left)
+            at = end.end() if end else len(left)
             yield left[:at]
             left = left[at:]
     if left:
         yield left
-
-
-def _end_of_word(text: str) -> int:
-    """Where a word ends, or is cut for its length, whatever follows the text. 0: nowhere for certain."""
-    at = max(text.rfind(" "), text.rfind("\n"))
-    if at > 0 and not text[at - 1].isspace():
-        return at
-    words, raw = _words().pre_tokenize_str(text), text.encode()  # a word has a letter for every byte
-    at = len(raw)
-    for number, (word, _) in enumerate(reversed(words)):
-        at -= len(word)
-        # A letter behind an apostrophe may become part of it, and white space in front of a word part of that.
-        if number and at and raw[at] & 0xC0 != 0x80 and raw[at] != ord("'"):
-            head = raw[:at].decode()
-            if not head[-1].isspace() or raw[at] in b" \n\t\r":
-                return len(head)
-    return 0
 
 
 def _different(texts: Iterable[str], most: int) -> Iterator[str]:

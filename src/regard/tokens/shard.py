@@ -6,8 +6,7 @@ import zlib
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -22,15 +21,11 @@ from regard.writing import new_file, save_file, writing
 
 
 class Written:
-    """A file that is written from its beginning to its end, and named when it is whole and on disk."""
+    """A file that is written from its beginning to its end, and named when `stack` closes and it is on disk."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self._new = path, new_file(path)
+    def __init__(self, path: Path, stack: ExitStack) -> None:
+        self.path, self._file = path, stack.enter_context(new_file(path))
         self._digest, self.size = hashlib.sha256(), 0
-
-    def __enter__(self) -> Self:
-        self._file = self._new.__enter__()
-        return self
 
     def write(self, data: bytes) -> None:
         """Add to it."""
@@ -44,15 +39,12 @@ class Written:
         """What is in it."""
         return Entry(self._digest.hexdigest(), self.size)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._new.__exit__(kind, error, at)
-
 
 class Tokens(Written):
     """The ids of a shard, with the checksums of their blocks."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, stack: ExitStack) -> None:
+        super().__init__(path, stack)
         self.sums: list[int] = []
         self._waiting = bytearray()
 
@@ -92,8 +84,8 @@ def write_shard(folder: Path, name: str, texts: Iterable[str], tokenizer: Reader
     kind = token_kind(tokenizer.vocab_size, measured=measured)
     amounts: dict[Split, Amount] = {split: Amount() for split in SPLITS}
     with ExitStack() as stack:
-        ids = stack.enter_context(Tokens(folder / f"{name}.{IDS}"))
-        bounds = {split: stack.enter_context(Written(folder / f"{name}.{split}")) for split in SPLITS}
+        ids = Tokens(folder / f"{name}.{IDS}", stack)
+        bounds = {split: Written(folder / f"{name}.{split}", stack) for split in SPLITS}
         at = 0
         for text in texts:
             split, begin, nbytes = split_of(text, holdout), at, 0
@@ -110,7 +102,7 @@ def write_shard(folder: Path, name: str, texts: Iterable[str], tokenizer: Reader
                 bounds[split].write(np.array([begin, at], BOUNDS).tobytes())
                 amounts[split] = amounts[split].plus(Amount(1, at - begin, nbytes))
         ids.rest()
-        sums = stack.enter_context(Written(folder / f"{name}.{SUMS}"))
+        sums = Written(folder / f"{name}.{SUMS}", stack)
         sums.write(np.array(ids.sums, SUM).tobytes())
         entries = {IDS: ids.entry, SUMS: sums.entry, **{split: each.entry for split, each in bounds.items()}}
     shard = Shard(name, entries, amounts)

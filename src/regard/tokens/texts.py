@@ -15,16 +15,9 @@ MOST_BYTES = 1 << 30
 
 
 def texts(base: Path, piece: Piece, field: str | None, separator: str | None) -> Iterator[str]:
-    """The documents of a piece.
-
-    Args:
-        base: folder that its path counts from.
-        piece: of a plan.
-        field: column of .csv and .parquet, or key of .jsonl, that holds the text; None: text.
-        separator: text that separates the documents of a file of text; None: a file is one document.
+    """The documents of a piece, whose path counts from `base`; other arguments and errors as `corpus.texts`.
 
     Raises:
-        DataError: a file that cannot be read, or holds no such texts.
         LimitError: a document that is too large to be read whole.
     """
     path = base / piece.path

@@ -31,7 +31,6 @@ def encoder_config(
     vocab_size: int = 30522,
     rows: int = 512,
     norm_eps: float = 1e-12,
-    skip_padding: bool = False,
 ) -> EncoderConfig:
     """The encoder of a configuration; `offset` rows of its position table precede the first token's.
 
@@ -40,7 +39,6 @@ def encoder_config(
         offset: of positions.
         act, vocab_size, rows, norm_eps: what stands for `hidden_act`, `vocab_size`, `max_position_embeddings` and
             `layer_norm_eps` left out.
-        skip_padding: as `EncoderConfig`.
 
     Raises:
         CheckpointError: every problem of the configuration.
@@ -72,7 +70,6 @@ def encoder_config(
         max_length=rows - offset,
         position="learned",
         position_offset=offset,
-        skip_padding=skip_padding,
         embedding_norm=True,
         mlp=ACTIVATIONS[str(chosen)],
         norm="post",
@@ -140,7 +137,7 @@ def encoder_settings(
 def roberta_config(settings: Settings) -> EncoderConfig:
     """The encoder of a configuration whose positions count real tokens, behind the row of padding; errors as
     `encoder_config`."""
-    return encoder_config(settings, offset=int(settings.number("pad_token_id", 1)) + 1, skip_padding=True)
+    return replace(encoder_config(settings, offset=int(settings.number("pad_token_id", 1)) + 1), skip_padding=True)
 
 
 def roberta_settings(
