@@ -31,6 +31,7 @@ from regard.models import Classifier, LanguageModel
 from regard.models.block_config import Projections
 from regard.models.layout import by_columns
 from regard.models.packed import WeightKind, pack
+from regard.tasks.config import TextConfig
 from regard.tasks.tokenizer import BpeTokenizer
 from regard.training.device import chosen_device
 from regard.training.files import save_folder
