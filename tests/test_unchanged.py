@@ -54,6 +54,7 @@ def stage(pytester, monkeypatch):
         unchanged._imports.cache_clear()
         found = pytester.runpytest_inprocess("-p", "tests.unchanged", "-p", "no:cacheprovider", "tests", *arguments)
         counts = found.parseoutcomes()
+        assert found.ret == bool(counts.get("failed"))
         return tuple(counts.get(kind, 0) for kind in ("passed", "failed", "deselected"))
 
     return run
