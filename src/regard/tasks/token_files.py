@@ -89,7 +89,7 @@ def token_files(folder: Path, key: str, source: Source) -> TokenFiles:
     if not path.exists():
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with partial(path) as new:
+            with partial(path.with_name(f"partial-{key}")) as new:
                 _write(new, key, source)
                 new.rename(path)
         except OSError as error:
