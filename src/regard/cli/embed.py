@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
+from regard.cli._options import Ignore
 from regard.cli._output import console, emit
 from regard.errors import ConfigError, DataError, InputError, LimitError
 from regard.tasks.config import TABLES
@@ -48,6 +49,7 @@ class Options:
     """auto: cuda, else mps, else cpu"""
     trust: bool = False
     """what was saved may name its mechanism by import path, module:Class, which runs that module"""
+    ignore: Ignore = ()
     json: bool = False
     """machine output on stdout"""
 
@@ -65,7 +67,7 @@ def run(options: Options) -> int:
     from regard.integrations import pretrained
     from regard.training.files import save_file
 
-    loaded = pretrained.load(options.model, device=options.device, trust=options.trust)
+    loaded = pretrained.load(options.model, device=options.device, trust=options.trust, ignore=options.ignore)
     sources, texts = zip(*found, strict=True)
     try:
         vectors = loaded.embed(
