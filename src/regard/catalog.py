@@ -97,15 +97,15 @@ def search(words: str) -> list[str]:
     def plain(text: str) -> str:
         return re.sub(r"[\s_-]+", " ", text).strip().casefold()
 
-    wanted, exact, loose = plain(words), list[tuple[int, str]](), list[str]()
+    wanted, exact, loose = plain(words), list[tuple[int, str]](), list[tuple[int, str]]()
     for name in names() if wanted else ():
         told = _told().get(name, {"also": (), "zh": ""})
         called = [plain(text) for text in (name, title(name), *told["also"])]
         if wanted in called:
             exact.append((called.index(wanted), name))
-        elif any(wanted in text for text in (*called, plain(told["zh"]))):
-            loose.append(name)
-    return [name for _, name in sorted(exact)] or loose
+        elif within := [len(text) for text in (*called, plain(told["zh"])) if wanted in text]:
+            loose.append((min(within), name))
+    return [name for _, name in sorted(exact) or sorted(loose)]
 
 
 def meant(words: str) -> str:

@@ -170,7 +170,7 @@ def test_a_checkpoint_is_loaded_as_the_stage_that_made_it(staged: RunConfig, tmp
         ),
         (Stage(steps=6, length=33), r"length=33, more than task.length=32"),
         (Stage(steps=6, attention=("softmax",), window=3), r"window=3, and none of the mechanisms \(softmax\) has one"),
-        (Stage(steps=6, attention=("loca",)), r"unknown mechanism 'loca'.*local"),
+        (Stage(steps=6, attention=("loca",)), r"unknown mechanism 'loca': choose one of\n  local: "),
         (Stage(steps=6, attention=("local",) * 3), r"attention must be a tuple of one specification"),
     ],
 )

@@ -324,15 +324,17 @@ def _optimizer_state(
         state.setdefault(name, {})[kind] = tensor
     optimized = {parameter: position for position, parameter in enumerate(_optimized(optimizer))}
     positions = {name: optimized[x] for name, x in model.named_parameters() if x in optimized}
-    wanted: dict[str, Tensor] = {}
+    wanted, others = dict[str, Tensor](), set[str]()
     for name, parameter in model.named_parameters():
-        if name in positions:
+        if name not in positions:
+            others.add(name)
+        else:
             moments = {} if _untaught(state.get(name, {})) else {"exp_avg": parameter, "exp_avg_sq": parameter}
             wanted |= {f"{name}/{kind}": x for kind, x in {**_UNTAUGHT, **moments}.items()}
     saved = {
         f"{name}/{kind}": tensor
         for name, kinds in state.items()
-        if name in positions or not _untaught(kinds)  # a run of some parameters starts from a checkpoint of all
+        if name not in others or not _untaught(kinds)  # a run of some parameters starts from a checkpoint of all
         for kind, tensor in kinds.items()
     }
     _require_same(checkpoint.path, wanted, saved)
