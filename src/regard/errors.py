@@ -198,7 +198,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     if close:
         return f"did you mean {close[0]!r}?"
-    return f"valid: {', '.join(known)}" if known else "there are none"
+    more = f" and {len(known) - 60:,} more" if len(known) > 60 else ""
+    return f"valid: {', '.join(known[:60])}{more}" if known else "there are none"
 
 
 _LAYER = ("heads", "kv_heads", "causal", "dropout", "max_length", "position", "dim", "key_dim", "value_dim")

@@ -12,8 +12,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from regard.errors import CheckpointError
 from regard.integrations import pretrained
 from regard.integrations._tokenizer import PretrainedTokenizer
+from regard.integrations.datastores import lookup
 from regard.models import LanguageModel, presets
 from regard.retrieval import Datastore
 from tests.conftest import at_file
@@ -91,6 +93,15 @@ def test_a_folder_of_text_becomes_a_datastore_that_is_used(regard, network):
     assert regard(*words, "--datastore", "store", "--knn.lam", "0").out == regard(*words).out != stored.out
 
 
+def test_keys_to_leave_out_are_those_of_the_model_behind_a_datastore_too(regard, network):
+    assert regard("knn", "build", "--model", network, "folder", "--out", "store").code == 0
+    path = Path(network, "config.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "new_scale": 2.0}))
+    with pytest.raises(CheckpointError, match="new_scale=2.0: regard does not apply this key"):
+        lookup("store", network, k=2)
+    assert lookup("store", network, k=2, ignore=["new_scale"]).k == 2
+
+
 def test_what_is_near_is_shown_with_its_context(regard, network):
     assert regard("knn", "build", "--model", network, "folder", "--out", "store").code == 0
     answer = regard("knn", "search", "store", "a b c d e", "--model", network, "--knn.k", "3", "--json")
@@ -100,8 +111,11 @@ def test_what_is_near_is_shown_with_its_context(regard, network):
     assert (rows[0]["before"].split(), rows[0]["token"].strip(), rows[0]["place"]) == (["b", "c", "d", "e"], "f", 5)
     shown = regard("knn", "search", "store", "-", "--model", network, stdin=b"a b c d e")
     assert "distance" in shown.out
-    assert rows[0]["document"] in {path.name for path in Path("folder").iterdir()}
-    assert rows[0]["document"] in shown.out
+    assert rows[0]["document"] == "one.txt"
+    assert "one.txt" in shown.out
+    of_one = regard("knn", "build", "--model", network, "folder", "--out", "one", "--document", "one.txt", "--json")
+    assert list(json.loads(of_one.out)["documents"]) == ["one.txt"]
+    assert figures(regard, network, "--corpus", "folder", "--document", "one.txt")["tokens"] == 99
 
 
 def test_settings_are_swept(regard, network):
@@ -292,7 +306,7 @@ def test_errors_say_what_is_wrong(regard, network, tmp_path):
         (["knn", "stats", "store", "--model", network], 2, "knn stats has no use for --model"),
         (["knn", "verify", "store", "--knn.k", "3"], 2, "knn verify has no use for --knn.k"),
         (["knn", "search", "store", "a", "--model", network, "--knn.lam", "0.5"], 2, "no use for --knn.lam"),
-        ([*build, "new", "--document", "1999"], 2, "folder has no document 1999"),
+        ([*build, "new", "--document", "1999"], 2, "folder has no document '1999': valid: one.txt, two.md"),
         ([*build, "new", "--length", "0"], 2, "--length must be at least 1, got 0"),
         (["knn", "build", "table.csv", "--model", network, "--out", "new", "--field", "no"], 3, "one with --field"),
         (["knn", "sweep", "store", "other.txt", "--model", network, "--length", "0"], 2, "--length must be at least 1"),

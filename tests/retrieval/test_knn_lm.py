@@ -168,7 +168,8 @@ def last_mlp_input(model: LanguageModel, tokens: Tensor) -> Tensor:
 
 def test_empty_documents_are_left_out():
     """Of a text that is shorter than its splits, say: they would vote for an end behind a beginning."""
-    found = texts([Document("ab", "train"), Document("", "valid"), Document("c", "test")], Letters())
+    parts = zip(("ab", "", "c"), ("train", "valid", "test"), strict=True)
+    found = texts([Document(text, name, name) for text, name in parts], Letters())
     assert [(each.name, each.ids.tolist()) for each in found] == [("train", [0, 1]), ("test", [2])]
 
 

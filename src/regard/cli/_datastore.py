@@ -1,7 +1,7 @@
 """A datastore beside a model, for the commands that take one."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -103,7 +103,15 @@ def datastore_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def mixing(folder: str | None, options: KnnOptions, loaded: "TrainedModel", *, device: str, trust: bool) -> "Lookup":
+def mixing(
+    folder: str | None,
+    options: KnnOptions,
+    loaded: "TrainedModel",
+    *,
+    device: str,
+    trust: bool,
+    ignore: Sequence[str],
+) -> "Lookup":
     """What finds the neighbours of a run whose model mixes them in.
 
     Args:
@@ -141,6 +149,7 @@ def mixing(folder: str | None, options: KnnOptions, loaded: "TrainedModel", *, d
             probes=options.probes,
             device=device,
             trust=trust,
+            ignore=ignore,
         )
 
 

@@ -52,7 +52,7 @@ class Options:
     files, or a token store; for a run on translation, a .tsv file; for one on classes of texts in a file, a file like
     it, all of it"""
     document: str | None = None
-    """published weights: only this document of the corpus, a year of state_of_the_union"""
+    """published weights: only this document of the corpus, by the name of its file or a year of state_of_the_union"""
     length: int | None = None
     """tokens in a window; None: as the run was trained on, or for published weights 1024, or as many as the network has
     positions for"""
@@ -187,7 +187,14 @@ def _run(options: Options, said: Evaluated) -> dict[str, object]:
         reduce(loaded.model, options.cache)
     forward, beside, own = straight, alone, None
     if isinstance(loaded.model, LanguageModel) and loaded.model.config.neighbours:
-        found = mixing(options.datastore, options.knn, loaded, device=options.device, trust=options.trust)
+        found = mixing(
+            options.datastore,
+            options.knn,
+            loaded,
+            device=options.device,
+            trust=options.trust,
+            ignore=options.ignore,
+        )
         said.datastore = facts(str(found.store.folder), options.knn, neighbours=found.k)
 
         own = None if options.knn.own else Own(found.store)

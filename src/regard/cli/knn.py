@@ -12,7 +12,7 @@ from regard.cli._datastore import KnnOptions, as_options, searched
 from regard.cli._interrupted import leaving
 from regard.cli._options import Device, Ignore, Json, Trust, own_names
 from regard.cli._output import console, emit, given, table, tell, will_write
-from regard.errors import ConfigError, InputError
+from regard.errors import ConfigError, InputError, nearest
 from regard.tasks.config import TextConfig
 from regard.tasks.ticking import Ticking
 
@@ -53,8 +53,8 @@ class Options:
     index: tuple[Literal["flat", "ivf", "hnsw"], ...] = ()
     """build and index: make these indices of FAISS, for --knn.index"""
     document: tuple[str, ...] = ()
-    """build and sweep: only these documents, years of state_of_the_union; delete: those that go, by the names that
-    stats --json says"""
+    """build and sweep: only these documents, by the names of their files or the years of state_of_the_union; delete:
+    those that go; regard knn stats --json lists them"""
     field: str | None = None
     """build and sweep: column of a file with a text in every row that holds the text"""
     separator: str | None = None
@@ -155,10 +155,11 @@ def _corpus(options: Options, corpus: str) -> list[Any]:
         tell(f"{corpus}: {len(found.paths)} file(s) are read{found.left_out}")
     documents = list(found.parse())
     if options.document:
-        unknown = set(options.document) - {one.group for one in documents}
-        if unknown:
-            raise ConfigError(f"{corpus} has no document {', '.join(sorted(unknown))}")
-        documents = [one for one in documents if one.group in options.document]
+        known = {one.name for one in documents}
+        for name in options.document:
+            if name not in known:
+                raise ConfigError(f"{corpus} has no document {name!r}: {nearest(name, known)}")
+        documents = [one for one in documents if one.name in options.document]
     return documents
 
 

@@ -43,7 +43,7 @@ def run(options: Options) -> int:
     from regard.training import resume, train
     from regard.training.progress import Display
 
-    opened = partial(beside, trust=options.trust)
+    opened = partial(beside, trust=options.trust, ignore=options.ignore)
     with together(options.parallel) as ranks, Display() if ranks.main else nullcontext() as display:
         if options.resume is not None:
             given = {name: getattr(options.training, name) for name in options.changed}

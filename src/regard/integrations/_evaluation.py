@@ -100,10 +100,10 @@ def evaluate(
         split_of = corpus.splits(text.holdout)
         documents = [one for one in documents if split_of[one.group] == split]
     if document is not None:
-        groups = {one.group for one in documents}
-        documents = [one for one in documents if one.group == document]
+        known = {one.name for one in documents}
+        documents = [one for one in documents if one.name == document]
         if not documents:
-            raise ConfigError(f"{text.corpus} has no document {document!r}: {nearest(document, groups)}")
+            raise ConfigError(f"{text.corpus} has no document {document!r}: {nearest(document, known)}")
     examples = windows([one.text for one in documents], loaded.reader, text.length)
     device = next(model.parameters()).device
     scores = score(

@@ -58,6 +58,7 @@ def lookup(
     probes: int | None = None,
     device: str = "cpu",
     trust: bool = False,
+    ignore: Sequence[str] = (),
 ) -> Lookup:
     """A datastore, verified, with the model that made it.
 
@@ -66,7 +67,7 @@ def lookup(
         maker: the model, as `decoder` takes it.
         k: neighbours of every position.
         index, probes: as `Index.load`; None: exact search.
-        device, trust: as `decoder`.
+        device, trust, ignore: as `decoder`.
 
     Raises:
         ConfigError: no datastore, no model or no such index. CheckpointError: damaged, empty, or of another model or
@@ -78,19 +79,19 @@ def lookup(
             f"there is no {maker}, the model that a datastore is read with; give one, or put it back where it was, or "
             "a link to it"
         )
-    made = decoder(maker, device=device, trust=trust)
+    made = decoder(maker, device=device, trust=trust, ignore=ignore)
     store.require_origin(origin(made.model, made.reader), made.model.config.dim)
     found_in = store if index is None else Index.load(store, index, probes=probes)
     return Lookup(made.model.eval().requires_grad_(False), found_in, k=k)
 
 
-def beside(config: RunConfig, task: Task, *, trust: bool = False) -> Task:
+def beside(config: RunConfig, task: Task, *, trust: bool = False, ignore: Sequence[str] = ()) -> Task:
     """The data of a run with the neighbours that its model mixes in, for `regard.train(..., beside=beside)`.
 
     Args:
         config: of the run. Without a datastore, the data are as they are.
         task: its data.
-        trust: as `decoder`, of the model that made the datastore.
+        trust, ignore: as `decoder`, of the model that made the datastore.
 
     Raises:
         ConfigError: neighbours without a datastore, or the other way round. CheckpointError: the datastore has another
@@ -117,6 +118,7 @@ def beside(config: RunConfig, task: Task, *, trust: bool = False) -> Task:
         k=config.model.neighbours,  # type: ignore[union-attr]  # `require`: a decoder
         device=training.device,
         trust=trust,
+        ignore=ignore,
     )
     looked = LookedUp(task, found, leaving_out=Own(found.store))
     _LOG.warning("%s, training: %s", training.datastore, looked.own("train"))

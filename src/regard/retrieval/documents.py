@@ -36,12 +36,8 @@ def digest(ids: np.ndarray) -> str:
 
 
 def texts(documents: Iterable[Document], reader: Reader) -> Iterable[Text]:
-    """Documents of a corpus that are not empty; the name is that of the file, else the group, such as a year."""
-    return (
-        Text(document.name or document.group, reader.document(document.text).ids)
-        for document in documents
-        if document.text
-    )
+    """Tokens of the documents of a corpus that are not empty, with their names."""
+    return (Text(document.name, reader.document(document.text).ids) for document in documents if document.text)
 
 
 def fingerprint(model: nn.Module) -> str:

@@ -28,11 +28,14 @@ FIELD = "--task.field"
 
 
 class Document(NamedTuple):
-    """A text and the group that it is split with: documents of one group are never in two splits. name: of its file."""
+    """A text and the group that it is split with: documents of one group are never in two splits.
+
+    name: of its file, or else its group, such as a year.
+    """
 
     text: str
     group: str
-    name: str = ""
+    name: str
 
 
 class Streamed(NamedTuple):
@@ -74,7 +77,8 @@ class Corpus:
         """Read the documents, each as a whole."""
         for pieces, group, name in self.stream():
             text = "".join(pieces)
-            yield Document(text, group or _digest([text]), name)
+            group = group or _digest([text])
+            yield Document(text, group, name or group)
 
     @cached_property
     def groups(self) -> list[str]:
