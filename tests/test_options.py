@@ -27,10 +27,12 @@ from regard.core import Attended, Attention, Call
 from regard.errors import ConfigError, UnsupportedError
 from regard.info import Heads, Info, Supports
 from regard.memory import build_memory
-from regard.models import ModelConfig
+from regard.models import EncoderConfig, EncoderDecoderConfig, ModelConfig
 from regard.options import Configured, Options, validate, weight
 from regard.specs import Spec
+from regard.tasks.config import TextConfig
 from regard.testing.checks.configuration import misfits
+from regard.training import TrainingConfig
 
 HEADS = Heads(count=2, key_dim=8, causal=True)
 TENSORS = torch.randn(3, 1, 2, 5, 4)
@@ -404,6 +406,10 @@ def test_a_whole_number_stands_for_a_number(kind, name):
         (lambda: regard.build("softmax", HEADS, num_heads=2), r"layer.s, AttentionLayer\(..., heads=...\)"),
         (lambda: regard.Heads(nhead=2, head_dim=4), "Heads has no option 'nhead': did you mean 'count'"),
         (lambda: ModelConfig(n_layer=2), "ModelConfig has no option 'n_layer': did you mean 'layers'"),
+        (lambda: EncoderConfig(d_model=2), "EncoderConfig has no option 'd_model': did you mean 'dim'"),
+        (lambda: EncoderDecoderConfig(nhead=2), "EncoderDecoderConfig has no option 'nhead': did you mean 'heads'"),
+        (lambda: TrainingConfig(lr=1e-3), "TrainingConfig has no option 'lr': did you mean 'learning_rate'"),
+        (lambda: TextConfig(seq_len=3), "TextConfig has no option 'seq_len': did you mean 'length'"),
     ],
 )
 def test_names_of_other_libraries_are_answered_with_ours(call: Callable[[], Any], message: str) -> None:

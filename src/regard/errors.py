@@ -78,12 +78,6 @@ class ResourceError(RegardError):
     exit_code = 6
 
 
-class GateError(RegardError):
-    """A check or a gate that ran and failed."""
-
-    exit_code = 7
-
-
 def printable(text: str) -> str:
     """A text with its control characters escaped, as in JSON, but for line ends and tabs: they would steer a terminal.
 
@@ -91,7 +85,7 @@ def printable(text: str) -> str:
         >>> printable("a name\x1b[2J")
         'a name\\\\u001b[2J'
     """
-    return re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text)
+    return re.sub(r"[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 _NO_SIZE = ("Storage size calculation overflowed", "integer multiplication overflow", "Overflow when unpacking long")

@@ -23,8 +23,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        refused = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTEMPTY), "Choose")
-        way = {errno.EWOULDBLOCK: "Wait for it or choose", **refused}.get(error.errno or 0, "Free some space or choose")
+        full = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "Free some space or choose")
+        way = {errno.EWOULDBLOCK: "Wait for it or choose", **full}.get(error.errno or 0, "Choose")
         raise ResourceError(
             f"cannot write {path}: {error.strerror or error}. {way} a folder that can be written; what was saved "
             "before is intact"

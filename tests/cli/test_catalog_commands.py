@@ -49,11 +49,12 @@ def test_names_titles_and_other_names_are_one_search(regard, words, name):
     assert f"did you mean {name!r} (" in regard("check", words).err
 
 
-def test_words_of_several_mechanisms_are_a_choice(regard):
+def test_words_of_several_mechanisms_show_the_one_called_so_first(regard):
     answer = regard("info", "sliding window")
-    assert (answer.code, answer.out) == (2, "")
-    assert "choose one of\n  local: Local window\n" in answer.err
-    assert "longformer: Window and global tokens (Longformer)" in answer.err
+    assert answer.out.startswith("mechanism local\n")
+    assert "'sliding window' also stands for" in answer.err
+    assert "longformer" in answer.err
+    assert "choose one of\n  local: Local window\n" in regard("check", "sliding window").err
     assert "longformer" in regard("list", "sliding window", "--supports", "state").out
 
 

@@ -76,6 +76,11 @@ PYTHON: dict[str, tuple[Callable[[], object], type[RegardError], str]] = {
         ConfigError,
         "Start one with regard train; published",
     ),
+    "keys to leave out of a run": (
+        lambda: library.load("none", ignore=["a"]),
+        ConfigError,
+        "keys of published weights",
+    ),
     "best of what is published": (lambda: library.load("x.gguf", best=True), ConfigError, "best=True is for runs"),
 }
 

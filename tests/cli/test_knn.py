@@ -97,7 +97,7 @@ def test_keys_to_leave_out_are_those_of_the_model_behind_a_datastore_too(regard,
     assert regard("knn", "build", "--model", network, "folder", "--out", "store").code == 0
     path = Path(network, "config.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "new_scale": 2.0}))
-    with pytest.raises(CheckpointError, match="new_scale=2.0: regard does not apply this key"):
+    with pytest.raises(CheckpointError, match=r"new_scale=2\.0: regard does not apply this key"):
         lookup("store", network, k=2)
     assert lookup("store", network, k=2, ignore=["new_scale"]).k == 2
 

@@ -136,7 +136,7 @@ def test_embed_cuts_long_texts_when_told(regard, encoder):
 def test_evaluate_of_an_encoder_names_the_command_for_it(regard, encoder):
     answer = regard("evaluate", encoder)
     assert answer.code == 2
-    assert "is a bert, which does not continue texts; regard embed makes vectors of them" in answer.err
+    assert "is a bert, which does not continue texts. regard embed makes vectors of texts." in answer.err
 
 
 def test_weights_that_are_no_numbers_are_named(regard, network):

@@ -594,6 +594,7 @@ class TestReplace:
             ("cosine", False),
             ("quantized", False),
             ("local_linear", False),  # the same on short texts
+            ("nystrom", False),  # exact up to its number of landmarks
             ("softmax(scale=0.1)", False),
             ("softmax:1 + sigmoid:1", False),
         ],

@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from regard.errors import CheckpointError, ConfigError, ResourceError
+from regard.errors import CheckpointError, ConfigError, ResourceError, UnsafeFileError
 from regard.models import LanguageModel, ModelConfig
 from regard.training import begun, bounded, checkpoint, files, load, metrics, random_states, resume, train
 from regard.training.bounded import no_larger
@@ -360,3 +360,9 @@ def doubled(x: torch.Tensor) -> torch.Tensor:
 def test_whatever_makes_a_tensor_is_counted(name):
     with pytest.raises(CheckpointError, match="larger model"), no_larger(10_000, LARGER):
         MAKERS[name]()
+
+
+def test_no_file_is_written_outside_of_a_new_folder(tmp_path):
+    with pytest.raises(UnsafeFileError, match=r"'\.\./beside/config\.json' leads out"):
+        files.save_folder(tmp_path / "new", {"../beside/config.json": b""})
+    assert not list(tmp_path.iterdir())

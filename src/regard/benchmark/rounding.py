@@ -1,21 +1,20 @@
 """What a mechanism loses when its state is kept in fewer bits: the error of its outputs over the length."""
 
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard import __version__
-from regard.benchmark.plain import plain
+from regard.benchmark.recorded import recorded
 from regard.benchmark.resting import resting_inputs
 from regard.benchmark.vectors import random_vectors
 from regard.catalog import build, describe, names
 from regard.core import Attention
 from regard.errors import ConfigError, UnsupportedError
 from regard.info import Heads
-from regard.training.environment import environment
 
 FORMAT = "regard rounding 1"
 ROUNDINGS = ("bfloat16", "float16", "int8")
@@ -110,7 +109,7 @@ def measure(config: RoundingConfig, *, tell: Tell = lambda line: None) -> dict[s
         >>> 10 * near < far  # a sum forgets what is small beside it
         True
     """
-    rows, skipped = list[dict[str, Any]](), dict[str, str]()
+    begun, rows, skipped = time.perf_counter(), list[dict[str, Any]](), dict[str, str]()
     for spec in config.chosen:
         supports = describe(spec).supports
         if not (supports.causal and supports.state):
@@ -125,13 +124,7 @@ def measure(config: RoundingConfig, *, tell: Tell = lambda line: None) -> dict[s
             tell(f"{spec}, {row['rounding']}: {' '.join(shown(error) for error in row['errors'])}")
     if not rows:
         raise ConfigError("nothing to measure: " + "; ".join(f"{spec}: {why}" for spec, why in skipped.items()))
-    facts = {
-        "format": FORMAT,
-        "version": __version__,
-        "config": asdict(config),
-        "environment": environment(torch.device("cpu"), 0),
-    }
-    return plain({**facts, "rows": rows, "skipped": skipped})
+    return recorded(FORMAT, config, begun, rows=rows, skipped=skipped)
 
 
 def shown(error: float | None) -> str:

@@ -28,7 +28,7 @@ _AGAIN = "remove it and measure the claim again, or choose another --out"
 class Options:
     """The claims to measure, and how often."""
 
-    names: tyro.conf.Positional[tuple[str, ...]] = ()
+    claims: tyro.conf.Positional[tuple[str, ...]] = ()
     """claims, or patterns such as 'dot*'; `all` for every one; none: lists them"""
     seeds: int | None = None
     """measurements of each; none: as many as a claim needs, which is 3 or more"""
@@ -45,14 +45,14 @@ class Options:
 
 def run(options: Options) -> int:
     """List, or measure and write."""
-    if not options.names:
+    if not options.claims:
         return listed(machine=options.json)
     if options.threads < 1 or options.first_seed < 0:
         raise ConfigError(
             f"claims need at least one thread and seeds of 0 or more, got --threads {options.threads} "
             f"--first-seed {options.first_seed}"
         )
-    chosen = dict.fromkeys(name for pattern in options.names for name in matching(pattern))
+    chosen = dict.fromkeys(name for pattern in options.claims for name in matching(pattern))
     built = {name: claims.build(name, tiny=options.quick) for name in chosen}
     seeds = {name: _seeds(options, name, claim) for name, claim in built.items()}
     from regard.report import claims as page

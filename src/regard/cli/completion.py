@@ -54,7 +54,7 @@ def run(options: Options) -> int:
     for verb in verbs():
         with contextlib.redirect_stdout(io.StringIO()) as out:
             main([verb, "--help"])
-        takes = getattr(importlib.import_module(f"regard.cli.{verb}").Options, "__dataclass_fields__", {})
+        takes = importlib.import_module(f"regard.cli.{verb}").Options.__dataclass_fields__
         words = re.search(r"\[-h\] \{([\w,]+)\}", out.getvalue())
         found = words[1].replace(",", " ") if words else "$names" if {"specs", "names", "name"} & takes.keys() else ""
         flags = sorted(set(re.findall(r"(?<![\w-])--[a-z][\w.-]*\w", out.getvalue())))

@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import tyro
 
-from regard.cli._options import Ignore
-from regard.cli._output import console, emit
+from regard.cli._options import Device, Ignore, Json, Trust
+from regard.cli._output import console, emit, will_write
 from regard.errors import ConfigError, DataError, InputError, LimitError
 from regard.tasks.config import TABLES
 from regard.tasks.tables import rows, text_in
@@ -45,13 +45,10 @@ class Options:
     """cut a text that is longer than the network reads, instead of refusing it"""
     batch_size: int = 32
     """texts at a time"""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """auto: cuda, else mps, else cpu"""
-    trust: bool = False
-    """what was saved may name its mechanism by import path, module:Class, which runs that module"""
+    device: Device = "auto"
+    trust: Trust = False
     ignore: Ignore = ()
-    json: bool = False
-    """machine output on stdout"""
+    json: Json = False
 
 
 def run(options: Options) -> int:
@@ -59,8 +56,7 @@ def run(options: Options) -> int:
     out = Path(options.out)
     if out.suffix not in (".safetensors", ".npy", ".jsonl"):
         raise ConfigError(f"--out {out}: the file must end in .safetensors, .npy or .jsonl")
-    if out.exists():
-        raise ConfigError(f"{out} exists; choose another name with --out: nothing is ever overwritten")
+    will_write(options.out, new=True)
     found = list(_texts(options))
     if not found:
         raise (DataError if options.files else ConfigError)("there is no text to embed: give files with text in them")

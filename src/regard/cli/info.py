@@ -60,7 +60,9 @@ def run(options: Options) -> int:
     if options.trust:
         raise ConfigError(f"--trust is for runs, and {options.name!r} is none; leave it out")
     called = [] if _catalogued(options.name) else catalog.search(options.name)
-    found = [(MECHANISM, called[0])] if len(called) == 1 else find(options.name)
+    if len(called) > 1:
+        tell(f"{options.name!r} also stands for {', '.join(called[1:])}")
+    found = [(MECHANISM, called[0])] if called else find(options.name)
     entries = [_mechanism(name) if kind == MECHANISM else _part(kind, name) for kind, name in found]
     if options.json:
         first, *others = (entry.document() for entry in entries)

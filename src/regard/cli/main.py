@@ -127,8 +127,10 @@ def _run(words: list[str]) -> int:
         from regard.cli._options import read
 
         options = read(module.Options, words[1:], verb=verb, description=module.__doc__)
+    from regard.catalog import require_known
+
     for spec in getattr(options, "specs", ()):
-        importlib.import_module("regard.catalog").require_known(spec)  # before torch is imported, which takes seconds
+        require_known(spec)  # before torch is imported, which takes seconds
     return module.run(options)
 
 

@@ -1,4 +1,4 @@
-"""What masks of torch and of transformers say; of torch's a tensor each, so that a compiled graph can assert it."""
+"""Masks of torch and of transformers, and what they mean for a mechanism."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -99,7 +99,11 @@ def key_mask_and_table(
             form.refuse("an attention_mask of queries x keys, which separates packed documents, say", "bias")
         if form.heads.causal:
             seen = table if table.dtype == torch.bool else table > float("-inf")
-            require(future_hidden(~seen), "this place is causal, and attention_mask lets a query see a later key")
+            require(
+                future_hidden(~seen),
+                "attention_mask lets a query see a later key, and this place is causal: pass a mask "
+                "that hides later keys, or replace with causal=False",
+            )
             own = seen.diagonal(keys - queries, -2, -1).any(-1)
             require(own | ~seen.any(-1).any(-1), STATIC_CACHE_REFUSED)
         require_first_keys(form, table)

@@ -135,11 +135,13 @@ class PublishedModel:
             UnsupportedError: it is not.
         """
         if not isinstance(self.model, LanguageModel):
-            answers = isinstance(self.model, EncoderDecoder)
-            instead = "`answer` in Python answers one" if answers else "regard embed makes vectors of them"
+            instead = (
+                "In Python, `answer` gives its answer to a text. " if isinstance(self.model, EncoderDecoder) else ""
+            )
+            instead = "regard embed makes vectors of texts. " if self.tokenizer and not instead else instead
             raise UnsupportedError(
-                f"{self.path} is a {self.architecture}, which does not continue texts; {instead}, and regard explore "
-                "shows its attention"
+                f"{self.path} is a {self.architecture}, which does not continue texts. {instead}regard explore shows "
+                "its attention"
             )
         return self.model
 

@@ -36,7 +36,7 @@ def computes_softmax(mechanism: Attention) -> bool:
     info, heads = mechanism.info, mechanism.heads
     if info.approximates or info.inputs or info.state == "constant" or not info.affine_in_value:
         return False
-    length, like = min(16, heads.max_length or 16), next(mechanism.parameters(), torch.empty(0))
+    length, like = min(256, heads.max_length or 256), next(mechanism.parameters(), torch.empty(0))
     draw = generator(0, "computes_softmax")
     q, k = (2 * torch.randn(1, n, length, heads.key_dim, generator=draw) for n in (heads.count, heads.kv_heads))
     seen = weights(mechanism, q.to(like), k.to(like)).float().cpu()
@@ -45,7 +45,7 @@ def computes_softmax(mechanism: Attention) -> bool:
     return bool(((seen - expected).abs() < 0.05).all())
 
 
-def note_training(mechanisms: Mapping[str, Attention], measure: Callable[[], str | None] = str) -> None:
+def note_training(mechanisms: Mapping[str, Attention], measure: Callable[[], str | None] = lambda: "") -> None:
     """Log which of these specs are not the softmax that weights were trained with; not if `measure` finds no harm."""
     others = ", ".join(spec for spec, one in mechanisms.items() if not computes_softmax(one))
     if others and (harm := measure()) is not None:

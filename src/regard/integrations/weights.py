@@ -233,7 +233,8 @@ class Settings:
     def unread(self) -> list[str]:
         """A problem for each key that was not read."""
         return [
-            f"{name}={value!r:.80}: regard does not apply this key; if it changes nothing, load with --ignore {name}"
+            f"{name}={value!r:.80}: regard does not apply this key; if it changes nothing, load with --ignore {name}, "
+            f"in Python ignore=[{name!r}]"
             for name, value in self.values.items()
             if name not in self._read and value not in (None, [], {})
             if not any(fnmatchcase(name, pattern) for pattern in _HARMLESS.split())

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from regard.models.block_config import BlockConfig
+from regard.types_of import typed_fields
 
 Pooling = Literal["first", "mean"]
 
@@ -42,6 +43,7 @@ class InputConfig(BlockConfig):
         return problems
 
 
+@typed_fields
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(InputConfig):
     """A bidirectional Transformer over tokens, or over vectors such as the patches of an image.

@@ -4,8 +4,10 @@ from dataclasses import dataclass, fields
 
 from regard.models.block_config import per_layer, untied
 from regard.models.encoder_config import EncoderConfig, InputConfig
+from regard.types_of import typed_fields
 
 
+@typed_fields
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderConfig(InputConfig):
     """An encoder, and a decoder that reads it. What is not said of the encoder apart is true of both.

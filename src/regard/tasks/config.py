@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from regard.errors import ConfigError
-from regard.types_of import typed
+from regard.types_of import typed, typed_fields
 
 TEXT_CLASSES = ("song_ci", "state_of_the_union")
 """the bundled corpora that classification knows classes of"""
@@ -14,6 +14,7 @@ TEXTS, TABLES = (".txt", ".md", ".py"), (".jsonl", ".csv", ".parquet")
 """endings of files that are text, and of files with a text in every row"""
 
 
+@typed_fields
 @dataclass(frozen=True)
 class TextConfig:
     """Next-token prediction on text, measured in bits per byte."""

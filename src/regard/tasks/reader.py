@@ -73,7 +73,8 @@ class Reader(ABC):
         if wrong.size:
             raise InputError(
                 f"token ids outside the vocabulary; ids of this {self.kind} tokenizer run from 0 to "
-                f"{self.vocab_size - 1}:" + listed(f"{array[at]} at position {at}" for at in wrong)
+                f"{self.vocab_size - 1}; use the tokenizer that made them:"
+                + listed(f"{array[at]} at position {at}" for at in wrong)
             )
         return array
 

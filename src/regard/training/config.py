@@ -17,7 +17,7 @@ from regard.tasks.config import (
     TextConfig,
 )
 from regard.training.schedule import Schedule
-from regard.types_of import typed
+from regard.types_of import typed, typed_fields
 
 _MOST_THREADS = 1024
 """more than any processor has; of far more, the operating system ends the process"""
@@ -72,6 +72,7 @@ class Stage:
             raise ConfigError(f"rate_factor of a stage must be positive, got {self.rate_factor}")
 
 
+@typed_fields
 @dataclass(frozen=True)
 class TrainingConfig:
     """How a model is trained.

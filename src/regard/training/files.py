@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from regard import checksums
 from regard.checksums import MANIFEST, Entry
-from regard.errors import CheckpointError, ResourceError
+from regard.errors import CheckpointError, ResourceError, UnsafeFileError
 from regard.reading import content
 from regard.writing import discard, locked, partial, save_file, sync, writing
 
@@ -43,8 +43,14 @@ class NewFolder:
     entries: dict[str, Entry] = field(default_factory=dict)
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file, forced to disk; the manifest has none of those in folders inside."""
+        """Write a file, forced to disk; the manifest has none of those in folders inside.
+
+        Raises:
+            UnsafeFileError: the name leads out of the folder.
+        """
         path = self.path / name
+        if not path.resolve().is_relative_to(self.path.resolve()):
+            raise UnsafeFileError(f"the file name {name!r} leads out of the folder {self.path}")
         path.parent.mkdir(exist_ok=True)
         _write(path, data)
         if path.parent == self.path:

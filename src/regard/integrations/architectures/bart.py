@@ -26,7 +26,6 @@ def _config(settings: Settings) -> EncoderDecoderConfig:
         settings.choice(name, [False], False)
     for name in ("normalize_embedding", "tie_word_embeddings", "is_encoder_decoder"):
         settings.choice(name, [True], True)
-    settings.choice("is_causal", ["unset"], "unset")  # transformers would apply either value to both sides
     layers = settings.layers("encoder_layers", 12)
     settings.choice("num_hidden_layers", [layers], layers)
     settings.get("is_decoder")  # of no use there

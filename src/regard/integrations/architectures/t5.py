@@ -25,7 +25,6 @@ def _config(settings: Settings) -> EncoderDecoderConfig:
     act = "gelu_new" if kind == "gated-gelu" else str(kind).removeprefix("gated-")
     for name, follows in (("dense_act_fn", act), ("is_gated_act", act != kind), ("is_encoder_decoder", True)):
         settings.choice(name, [follows], follows)
-    settings.choice("is_causal", ["unset"], "unset")  # transformers would apply either value to both sides
     settings.get("is_decoder")  # of no use there
     # Version 1.1 says that the embeddings are not tied; transformers 5 writes it as tied, without the scale and with an
     # output layer.
