@@ -87,7 +87,8 @@ def title(name: str) -> str:
 
 
 def search(words: str) -> list[str]:
-    """Mechanisms by name, title, other names or line in Chinese (`mechanisms.toml`): those called so, or else said so.
+    """Mechanisms whose name, title or alias is these words; if there is none, those whose names or line in Chinese
+    (`mechanisms.toml`) contain them.
 
     Example:
         >>> search("linear attention"), search("sliding window")[0], search("nadaraya")
@@ -109,7 +110,7 @@ def search(words: str) -> list[str]:
 
 
 def meant(words: str) -> str:
-    """The end of a message about a mechanism that there is not: those that are called so, or the nearest name."""
+    """The end of a message about an unknown mechanism: those that the words stand for, or the nearest name."""
     found = search(words)
     if len(found) > 1:
         return f"choose one of{listed(f'{name}: {title(name)}' for name in found)}"
@@ -117,7 +118,7 @@ def meant(words: str) -> str:
 
 
 def require_known(spec: str) -> None:
-    """Refuse a mechanism that there is not, alone, in a mix over heads or by layer (`a / b`), without importing any.
+    """Refuse unknown mechanisms in a spec, in a mix over heads or by layer (`a / b`), without importing any.
 
     Raises:
         ConfigError: there is none of that name, or the specification cannot be read.

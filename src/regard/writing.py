@@ -34,7 +34,7 @@ def writing(path: Path) -> Iterator[None]:
 def require_target(path: Path, *, folder: bool = False, new: bool = False) -> None:
     """Refuse a place where a file, or a `folder`, cannot be written, before the work that makes it.
 
-    Folders above it need not be there; of a `new` one nothing may be.
+    Folders above it need not exist. A `new` one must not exist.
 
     Raises:
         ConfigError: something is there, or something of another kind. ResourceError: it cannot be written.

@@ -11,7 +11,7 @@ class Ticking:
         self.what, self.said = what, time.monotonic()
 
     def __call__(self, count: int) -> None:
-        """Told whenever there are more."""
+        """Report how many there are, at most every ten seconds."""
         if (now := time.monotonic()) >= self.said + 10:
             self.said = now
             print(f"{count:,} {self.what}", file=sys.stderr, flush=True)
