@@ -456,7 +456,7 @@ def layers(numbers: Numbers) -> None:
 
 
 def layer_numbers(numbers: Numbers, key: str, options: Kwargs) -> None:
-    given = {"heads": 4, "causal": True, "max_length": BUILT_FOR, "seed": 3, **options}
+    given = {"heads": 4, "causal": "context_dim" not in options, "max_length": BUILT_FOR, "seed": 3, **options}
     layer: Any = moved(AttentionLayer(16, **given))
     x, context = drawn(2, SHORT, 16, seed="x"), drawn(2, 9, 10, seed="context")
     cross = "context_dim" in options

@@ -117,7 +117,7 @@ def rendered(request: dict[str, Any]) -> dict[str, str]:
     except SecurityError as error:
         return {"kind": "unsafe", "error": str(error)}
     except TemplateError as error:
-        return {"kind": "refused", "error": str(error)}
+        return {"kind": "refused", "error": str(error)[:1000]}
     except MemoryError:
         return {"kind": "size", "error": "it takes too much memory"}
     except Exception as error:

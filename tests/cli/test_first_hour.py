@@ -34,6 +34,7 @@ PYTHON: dict[str, tuple[Callable[[], object], type[RegardError], str]] = {
         ShapeError,
         r"are \(batch, heads, length, dim\), and q has 10 heads, k 7, .*transpose\(1, 2\)",
     ),
+    "causal cross-attention": (lambda: layer(context_dim=8, causal=True), ConfigError, "leave causal=True out"),
     "a state of a layer that is not causal": (lambda: layer().initial_state(1), UnsupportedError, "add causal=True"),
     "a decoder's mechanism that is not causal": (lambda: layer("forgetting"), UnsupportedError, "with causal=True"),
     "num_heads": (lambda: AttentionLayer(32, "softmax", num_heads=4), ConfigError, "did you mean 'heads'"),

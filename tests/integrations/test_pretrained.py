@@ -6,6 +6,7 @@ Parity with transformers is in tests/external.
 import json
 import struct
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from regard.errors import (
     ConfigError,
     InputError,
     LimitError,
+    NumericsError,
     UnsafeFileError,
     UnsupportedError,
 )
@@ -510,6 +512,14 @@ def test_weights_that_are_no_floating_point_numbers_are_refused(dtype: torch.dty
         pretrained.load(folder)
 
 
+def test_weights_of_4_bits_are_refused(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    packed = torch.zeros(6, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    save_file(load_file(path) | {"embeddings.LayerNorm.weight": packed}, path, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="is stored as F4, and"):
+        pretrained.load(folder)
+
+
 def test_tokens_without_a_row_are_warned_of_and_never_used(tmp_path: Path) -> None:
     """A network of 7 letters of the 10 words, and GPT-2's end of text."""
     model = LanguageModel(presets.build("gpt", **{**WIDE, "vocab_size": 7}))
@@ -644,6 +654,27 @@ def test_settings_of_tokenizer_and_generation_are_kept(described: bool, tmp_path
     assert json.loads((tmp_path / "other" / "generation_config.json").read_text()) == generation | {"eos_token_id": [1]}
 
 
+def test_tokens_that_settings_name_are_special_and_rules_that_they_contradict_are_refused(tmp_path: Path) -> None:
+    """As transformers reads them, though no token of tokenizer.json is said to be added."""
+    folder = tmp_path / "it"
+    pretrained.export(network("LlamaForCausalLM"), folder, tokenizer=words())
+    settings = {
+        "eos_token": "be",
+        "additional_special_tokens": ["?", {"content": "or"}, "beyond"],
+        "do_lower_case": True,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    reader = pretrained.load(folder).reader
+    assert reader.decode(reader.encode("to be or not is")) == "to not"
+    described = json.loads((folder / "tokenizer.json").read_text())
+    rule = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
+    for lower in (True, False):
+        described["normalizer"] = {**rule, "lowercase": lower}
+        (folder / "tokenizer.json").write_text(json.dumps(described))
+        with nullcontext() if lower else pytest.raises(CheckpointError, match=r"lowercase=False.*do_lower_case=True"):
+            pretrained.load(folder)
+
+
 def test_weights_of_8_bits_are_for_decoders(folder: Path, tmp_path: Path) -> None:
     pretrained.export(network("LlamaForCausalLM"), tmp_path / "llama", tokenizer=words())
     packed = pretrained.load(tmp_path / "llama", weights="int8")
@@ -709,6 +740,9 @@ def test_embeddings_are_means_over_tokens_whatever_the_padding(folder: Path) -> 
         loaded.embed(["be", ""])
     with pytest.raises(ConfigError, match="texts is a list"):
         loaded.embed("be")
+    next(loaded.model.parameters()).data.fill_(torch.nan)
+    with pytest.raises(NumericsError, match="the vectors are not finite"):
+        loaded.embed(texts)
 
 
 def sentence_folder(folder: Path, pooling: dict[str, object], *modules: str, **files: dict[str, object]) -> None:

@@ -25,7 +25,8 @@ def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> tor
 
 
 def layer(spec: str = "softmax", dim: int = 16, **options) -> AttentionLayer:
-    return AttentionLayer(dim, spec, **{"heads": 4, "causal": True, "max_length": 32, **options}).double().eval()
+    causal = options.get("context_dim") is None
+    return AttentionLayer(dim, spec, **{"heads": 4, "causal": causal, "max_length": 32, **options}).double().eval()
 
 
 def heads_of(x: torch.Tensor, count: int) -> torch.Tensor:

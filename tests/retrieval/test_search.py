@@ -47,6 +47,13 @@ def test_the_nearest_are_those_of_a_sort(store, documents, pieces, own, k, monke
         assert (found.ids[at, len(numbers) :] == -1).all()
 
 
+def test_distances_are_told_apart_beyond_float32(tmp_path):
+    store = filled(tmp_path / "two", {"a": (torch.tensor([[-120.0], [120.0]]).expand(2, DIM), torch.arange(2))})
+    found = store.search(torch.full((1, DIM), 1e-6), 2)
+    assert found.ids.tolist() == [[1, 0]]
+    assert found.distances[0].tolist() == pytest.approx([DIM * (120 - 1e-6) ** 2, DIM * (120 + 1e-6) ** 2], rel=1e-12)
+
+
 def test_keys_far_from_the_origin_keep_their_order(tmp_path):
     """|q|^2 - 2 q . k + |k|^2 in float32 loses what tells these apart; their distances from the keys do not."""
     draw = torch.Generator().manual_seed(0)

@@ -94,7 +94,7 @@ def _texts(options: Options) -> Iterator[tuple[str, str]]:
         elif options.lines:
             texts = ((f"{file}, line {at}", line.rstrip("\r\n")) for at, line in enumerate(lines(Path(file)), 1))
         else:
-            texts = iter([(file, read_text(Path(file)))])
+            texts = iter([(file, read_text(Path(file)).rstrip("\r\n"))])
         for where, text in texts:
             if not text.strip():
                 raise DataError(f"{where} holds no text, so it has no vector: take it out")

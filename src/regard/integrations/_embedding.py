@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from torch.nn.utils.rnn import pad_sequence
 
-from regard.errors import ConfigError, InputError, LimitError
+from regard.errors import ConfigError, InputError, LimitError, NumericsError
 from regard.integrations._sentence import Recipe
 from regard.integrations._tokenizer import PretrainedTokenizer
 from regard.integrations.weights import listed
@@ -37,6 +37,7 @@ def embed(
     Raises:
         ConfigError: one text where a sequence of them belongs, or a batch size below 1.
         InputError: a text of no token.
+        NumericsError: vectors that are not finite.
         LimitError: texts longer than the encoder's positions, or than the recipe says; all are listed.
 
     Source: Reimers and Gurevych 2019, section 3.
@@ -77,6 +78,8 @@ def embed(
             hidden = encoder(tokens, key_mask=mask).hidden
             vectors[batch] = pooled(hidden, mask & (slots >= left_out), recipe.pooling)
             progress(start + len(batch))
+    if not vectors.isfinite().all():
+        raise NumericsError("the vectors are not finite: fetch the encoder's weights again")
     return normalize(vectors) if recipe.unit else vectors
 
 

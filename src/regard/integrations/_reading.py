@@ -64,13 +64,16 @@ def from_folder(folder: Path, ignore: Sequence[str]) -> PublishedModel:
     form = architecture.form(settings)
     config = _configured(architecture, settings)
     problems: list[str] = []
-    tokenizer, stops, template = None, (), None
+    tokenizer, stops, template, described = None, (), None, _folder.tokenizer_settings(folder)
     with noted(problems):
         template = chat.from_folder(folder)
     with noted(problems):
         if (folder / _folder.TOKENIZER).exists():
             tokenizer = tokenizer_from_json(
-                _folder.read_text(folder, _folder.TOKENIZER), config.vocab_size, str(folder / _folder.TOKENIZER)
+                _folder.read_text(folder, _folder.TOKENIZER),
+                config.vocab_size,
+                str(folder / _folder.TOKENIZER),
+                described,
             )
     sentence: dict[str, Any] = {}
     with noted(problems):
@@ -83,10 +86,19 @@ def from_folder(folder: Path, ignore: Sequence[str]) -> PublishedModel:
     with noted(problems):
         classes = _classes(settings.values.get("id2label")) if isinstance(model, Classifier) else ()
     fill(model, form.weights(config), stored, str(folder), problems, form.derived)
-    name, described = architecture.name, _folder.tokenizer_settings(folder)
     ids = {setting: at for setting, at in values.items() if setting.endswith("_token_id") and at is not None}
     return PublishedModel(
-        model.eval(), tokenizer, config, stops, name, folder, template, classes, sentence, described, beside or ids
+        model.eval(),
+        tokenizer,
+        config,
+        stops,
+        architecture.name,
+        folder,
+        template,
+        classes,
+        sentence,
+        described,
+        beside or ids,
     )
 
 

@@ -1,6 +1,8 @@
 """Published tokenizers from the files that they come in: tokenizer.json, or the metadata of GGUF."""
 
+import json
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Model
@@ -26,14 +28,47 @@ _LLAMA3 = (
     r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+_SAID_TWICE = (
+    ("normalizer", "BertNormalizer", "lowercase", "do_lower_case"),
+    ("pre_tokenizer", "ByteLevel", "add_prefix_space", "add_prefix_space"),
+)
+"""part of tokenizer.json, its type and option -> key of tokenizer_config.json, which transformers follows instead"""
 
-def tokenizer_from_json(text: str, vocab_size: int, where: str) -> PretrainedTokenizer:
+
+def tokenizer_from_json(
+    text: str, vocab_size: int, where: str, settings: Mapping[str, object] = MappingProxyType({})
+) -> PretrainedTokenizer:
     """The tokenizer that a `tokenizer.json` describes, which errors call `where`.
 
+    Args:
+        settings: as `_folder.tokenizer_settings`; tokens of the vocabulary that they name are special, as in
+            transformers.
+
     Raises:
-        CheckpointError: text that is none.
+        CheckpointError: text that is none, or settings that contradict it.
     """
-    return PretrainedTokenizer(model_of(text, where), vocab_size)
+    model, parts = model_of(text, where), json.loads(text)
+    for part, kind, name, key in _SAID_TWICE:
+        rule, said = parts.get(part) or {}, settings.get(key)
+        if rule.get("type") == kind and isinstance(said, bool) and rule.get(name) != said:
+            raise CheckpointError(
+                f"{where}: the {part} has {name}={rule.get(name)}, and tokenizer_config.json says {key}={said}: make "
+                "them equal"
+            )
+    named = [value for key, value in settings.items() if key.endswith("_token")]
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        listed = settings.get(key)
+        named += (
+            [each.get("content") if isinstance(each, dict) else each for each in listed]
+            if isinstance(listed, list)
+            else []
+        )
+    added = {each["content"] for each in parts.get("added_tokens") or ()}
+    new = [
+        each for each in named if isinstance(each, str) and model.token_to_id(each) is not None and each not in added
+    ]
+    model.add_special_tokens([AddedToken(each, special=True, normalized=False) for each in dict.fromkeys(new)])
+    return PretrainedTokenizer(model, vocab_size)
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, object], vocab_size: int, where: str) -> PretrainedTokenizer:

@@ -114,7 +114,7 @@ def fill(
             problems.append(f"{name} {shape} is missing")
         elif tuple(stored[name].shape) != shape:
             problems.append(f"{name} has shape {tuple(stored[name].shape)}, and the configuration says {shape}")
-        elif stored[name].kind.startswith(("F", "BF")) != dtype.is_floating_point:
+        elif (stored[name].kind in _FLOATS) != dtype.is_floating_point:
             problems.append(f"{name} is stored as {stored[name].kind}, and the network has {dtype}")
     problems += [f"{name} {tuple(stored[name].shape)} has no use here" for name in stored if name not in wanted]
     if problems:
@@ -189,6 +189,8 @@ def undrawn() -> Iterator[None]:
 
 _LARGEST = (1 << 31) - 1
 _FURTHEST = 10**18
+_FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+"""kinds of safetensors that weights may have"""
 _HARMLESS = """
 architectures model_type transformers_version transformers.js_config tokenizer_class language license unsloth_*
 _name_or_path _commit_hash _attn_implementation* attn_implementation torch_dtype dtype torchscript use_bfloat16

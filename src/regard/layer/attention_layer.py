@@ -103,6 +103,8 @@ class AttentionLayer(nn.Module):
         if not counted or (dim % heads and (key_dim is None or value_dim is None)):
             more = divisors(dim) if counted else ""
             raise ConfigError(f"AttentionLayer: heads must divide dim, got dim={dim!r}, heads={heads!r}{more}")
+        if causal and context_dim is not None:
+            raise ConfigError("AttentionLayer: cross-attention (context_dim) is not causal; leave causal=True out")
         self.dim, self.cross, self.return_state = dim, context_dim is not None, return_state
         wanted = Heads(
             count=heads,
@@ -110,7 +112,7 @@ class AttentionLayer(nn.Module):
             value_dim=value_dim or dim // heads,
             query_dim=query_dim,
             kv_count=kv_heads,
-            causal=False if self.cross else causal,
+            causal=causal,
             max_length=max_length,
             dropout=dropout,
             seed=seed,

@@ -209,7 +209,7 @@ def _within(
 def _measured(
     pieces: Sequence[Piece], queries: Tensor, row: np.ndarray, entry: np.ndarray
 ) -> tuple[Float[Tensor, "pairs"], Int[Tensor, "pairs"]]:
-    """sum_d (q_d - k_d)^2 of queries and stored keys, pair by pair, summed in float64; and the values."""
+    """sum_d (q_d - k_d)^2 of queries and stored keys, pair by pair, in float64; and the values."""
     starts = np.array([piece.first for piece in pieces])
     distances, values = torch.empty(len(row), dtype=torch.float64), torch.empty(len(row), dtype=torch.int64)
     step = max(1, _GATHERED // max(1, queries.shape[1]))
@@ -219,8 +219,8 @@ def _measured(
         for at in np.unique(of_piece):
             chosen = np.nonzero(of_piece == at)[0] + first
             place = entry[chosen] - starts[at]
-            gap = queries[row[chosen]].float() - torch.from_numpy(pieces[at].keys[place]).float()
-            distances[chosen] = gap.square_().sum(1, dtype=torch.float64)
+            gap = queries[row[chosen]].double() - torch.from_numpy(pieces[at].keys[place]).double()
+            distances[chosen] = gap.square_().sum(1)
             values[chosen] = torch.from_numpy(pieces[at].values[place].astype(np.int64))
     return distances, values
 

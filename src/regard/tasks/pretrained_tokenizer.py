@@ -4,7 +4,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ _CONTEXT = 4
 """tokens before a new one that are decoded with it: as many as a character has bytes"""
 _MOST = 64
 """tokens a character of a short text: those of published tokenizers have some for each byte, and a few around it"""
+_RULES = ("normalizer", "pre_tokenizer", "decoder")
 _tried: set[str] = set()
 
 
@@ -45,6 +46,10 @@ def model_of(text: str, where: str) -> "tokenizers.Tokenizer":
     """
     from tokenizers import Tokenizer
 
+    with suppress(ValueError, AttributeError):  # no description, which the library says
+        rules = {name: part for name, part in json.loads(text).items() if name in _RULES}
+        if (longest := max(map(len, _put_in(rules)), default=0)) > _MOST:
+            raise UnsafeFileError(f"{where} has a rule that puts {longest:,} characters into a text; at most {_MOST}")
     if (digest := sha256(text.encode("utf-8", "replace")).hexdigest()) not in _tried:
         request, big = {"tokenizer": text}, len(text) >> 20
         characters, tokens = confined(request, where, "tokenizers", seconds=2 + big, size=(8 + big) << 27)
@@ -53,6 +58,14 @@ def model_of(text: str, where: str) -> "tokenizers.Tokenizer":
         _tried.add(digest)
     with told(f"{where} is none that the tokenizers library reads"):
         return Tokenizer.from_str(text)
+
+
+def _put_in(part: object) -> Iterator[str]:
+    """The texts that rules of a tokenizer put into a text."""
+    if isinstance(part, dict):
+        yield from (part[name] for name in ("content", "prepend") if isinstance(part.get(name), str))
+    for inner in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        yield from _put_in(inner)
 
 
 class PretrainedTokenizer(Reader):
