@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import regard
 from regard.benchmark import comparison, plan, references, sweep, trainings
 from regard.benchmark.budget import Budget
 from regard.benchmark.comparison import compare
@@ -206,6 +207,24 @@ def test_what_cannot_fit_is_refused_and_said_what_would(run, tmp_path, step, bud
     )
     _, _, took = run(Machine(step), budget=named)
     assert took <= 1.1 * seconds(named)
+
+
+def test_a_quick_comparison_takes_as_long_as_a_slow_machine_needs(run, tmp_path, monkeypatch):
+    asked = []
+
+    def measured(config, out, *, tell):
+        asked.append(config.budget)
+        return run(Machine(2.0), budget=config.budget)[0]
+
+    monkeypatch.setattr(comparison, "compare", measured)
+    monkeypatch.setattr("regard.report.html.write", lambda *_: None)
+    said = []
+    with pytest.raises(ConfigError, match="--budget 60s is too little"):
+        regard.compare(budget="60s", out=tmp_path / "out", tell=said.append)
+    asked.clear()
+    regard.compare(quick=True, out=tmp_path / "out", tell=said.append)
+    assert asked[0] == "60s"
+    assert said == [f"this machine is slow, or busy: the quick comparison takes {asked[1]} here, not 60s"]
 
 
 def test_the_specifications_that_would_fit_are_named(run):

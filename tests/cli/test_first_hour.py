@@ -72,6 +72,11 @@ PYTHON: dict[str, tuple[Callable[[], object], type[RegardError], str]] = {
         ConfigError,
         r"write \('linear',\)",
     ),
+    "max_tokens": (
+        lambda: pretrained.PublishedModel.generate(None, "a", max_tokens=3),
+        ConfigError,
+        "did you mean 'max_new_tokens'",
+    ),
     "a run that is not there": (
         lambda: library.load("runs/none"),
         ConfigError,

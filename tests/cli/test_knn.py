@@ -199,9 +199,13 @@ def test_datastores_are_merged_and_documents_deleted(regard, network):
     assert answer.code == 0, answer.err
     left = json.loads(answer.out)
     assert (left["entries"], left["documents"]) == (len(second), second.stats().documents)
+    again = regard("knn", "build", "--model", network, "other.txt", "--out", "all", "--add")
+    assert (again.code, "all has a document 'other.txt:train' already: rename the file" in again.err) == (2, True)
     query = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
     found = [store.search(query, 4).values for store in (Datastore.open("all"), second)]
     assert torch.equal(*found)
+    assert regard("knn", "delete", "all", "--document", "other.txt").code == 0
+    assert not len(Datastore.open("all", checked=False))
 
     for words, code, said in (
         (["merge", "a store", "--out", "new"], 2, "knn merge needs another one"),
@@ -497,7 +501,7 @@ def test_what_is_there_already_is_told_from_a_datastore(regard, network):
     regard("knn", "build", "--model", network, "folder", "--length", "12", "--out", "short")
     answer = regard("knn", "merge", "store", "short", "--out", "both")
     assert (answer.code, "only what has the same --length is joined" in answer.err) == (4, True)
-    answer = regard("knn", "build", "--model", network, "folder", "--out", "short", "--add")
+    answer = regard("knn", "build", "--model", network, "other.txt", "--out", "short", "--add")
     assert (answer.code, "was built in windows of 12 tokens, not 24: give --length 12" in answer.err) == (4, True)
 
 

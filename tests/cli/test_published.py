@@ -63,6 +63,13 @@ def test_a_key_that_is_not_applied_may_be_ignored(regard, network):
         assert answer.code == 0, answer.err
 
 
+def test_a_file_of_text_is_one_document_where_it_is_not_split(regard, network):
+    Path("few.txt").write_text("a b c d e f g h i j")
+    whole = evaluated(regard, network, "--corpus", "few.txt")
+    assert whole["tokens"] == 9
+    assert evaluated(regard, network, "--corpus", "few.txt", "--split", "train")["tokens"] < 9
+
+
 def test_evaluate_with_more_positions(regard, network):
     words = ["--attention", "longformer(window=8)", "--length", "60"]
     answer = regard("evaluate", network, "--corpus", "text.txt", *words)

@@ -318,6 +318,14 @@ def test_misuse_is_refused_at_the_call() -> None:
         generate(model, [[256]], max_new_tokens=1)
 
 
+def test_more_tokens_than_a_model_was_made_for_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    model = model_of("softmax")
+    generate(model, [[1, 2]], max_new_tokens=model.config.max_length - 2)
+    assert not caplog.records
+    generate(model, [[1, 2]], max_new_tokens=model.config.max_length - 1)
+    assert f"was made for {model.config.max_length} tokens" in caplog.text
+
+
 def test_a_diverged_model_is_an_error() -> None:
     model = model_of("softmax")
     with torch.no_grad():

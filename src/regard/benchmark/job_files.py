@@ -52,7 +52,8 @@ def kept(out: Path, name: str, make: Callable[[], Any], tell: Callable[[str], No
     try:
         found = json.loads(json.dumps(make()))
     except RegardError as error:
-        raise type(error)(f"{label}: {error}") from error
+        error.args = (f"{label}: {error}",)
+        raise
     write(path, found)
     tell(f"{label}: {time.perf_counter() - began:.0f} s")
     return found

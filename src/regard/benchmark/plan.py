@@ -109,7 +109,7 @@ def probe(
             like = [*found, *[max(found, key=lambda one: one["seconds"])] * (len(names) - len(found))]
             start = budget.spent - began - sum(one["total"] for one in found)
             form = Form(config, measures[:1])  # nothing smaller there is
-            raise ConfigError(_refusal(config, Costs(form, _probes(names, like), start, beside)))
+            raise TooShort(config, Costs(form, _probes(names, like), start, beside))
 
     results = run_apart(described, threads=config.threads, each=each)
     own = sum(result["total"] for result in results)
@@ -242,7 +242,7 @@ def planned(
             after = {m.name: max(costs.after(spec, m) for spec in config.specs) for m in form.measures}
             return Expected(steps, total / 60, peak, start, found, after, changes(config, form))
     assert least is not None
-    raise ConfigError(_refusal(config, least))
+    raise TooShort(config, least)
 
 
 def _steps(costs: Costs, budget: Budget) -> dict[str, int]:
@@ -253,6 +253,14 @@ def _steps(costs: Costs, budget: Budget) -> dict[str, int]:
     rest -= sum(costs.jobs({measure.name: 0 for measure in measures}, budget.seconds).values())
     whole = sum(measure.share for measure in measures)
     return {m.name: int(m.share / whole * max(rest, 0.0) / costs.all_steps(m)) for m in measures}
+
+
+class TooShort(ConfigError):
+    """A budget into which nothing fits. needed: one that is enough."""
+
+    def __init__(self, config: CompareConfig, costs: Costs) -> None:
+        self.needed = rounded(1.5 * _needed(costs, config.specs))
+        super().__init__(_refusal(config, costs))
 
 
 def _refusal(config: CompareConfig, costs: Costs) -> str:

@@ -100,7 +100,7 @@ def tell(line: str) -> None:
 
 def console(*, machine: bool = False) -> Console:
     """Where text goes: stdout, or stderr when stdout carries machine output."""
-    if not sys.stdout.isatty():
+    if sys.stdout is None or not sys.stdout.isatty():
         return _Console(stderr=machine, width=160, highlight=False, soft_wrap=True)
     return _Console(stderr=machine, highlight=False)
 

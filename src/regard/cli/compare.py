@@ -11,7 +11,7 @@ from typing import Literal
 
 import tyro
 
-from regard.benchmark.config import DEFAULT_SPECS, CompareConfig, quick
+from regard.benchmark.config import DEFAULT_SPECS, CompareConfig
 from regard.cli._interrupted import leaving
 from regard.cli._output import console, emit, table, tell, will_write
 from regard.errors import ConfigError
@@ -42,7 +42,7 @@ def run(options: Options) -> int:
     config = configured(options)
     will_write(options.out, "results.json", "report.html")
     with leaving(lambda: _left(options.out)):
-        results = compare(config=config, out=options.out, language=options.language, tell=tell)
+        results = compare(config=config, out=options.out, language=options.language, quick=options.quick, tell=tell)
     if options.json:
         emit(results)
         return 0
@@ -60,10 +60,9 @@ def configured(options: Options) -> CompareConfig:
     """The comparison that the options describe.
 
     Raises:
-        ConfigError: --data for another task than classify; --quick beside --budget.
+        ConfigError: --data for another task than classify.
     """
     config = CompareConfig(**{field.name: getattr(options, field.name) for field in fields(CompareConfig)})
-    config = quick(config) if options.quick else config
     if options.data is None:
         return config
     if config.task not in (None, "classify"):

@@ -314,5 +314,6 @@ def _published(options: Options, said: Evaluated) -> dict[str, object]:
             split=options.split,
             batch_size=1 if options.batch_size is None else options.batch_size,
             limit=options.limit,
+            parts=options.datastore is not None,
             forward=said.counting(loaded.decoder, forward),
         )

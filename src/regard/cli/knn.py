@@ -54,7 +54,7 @@ class Options:
     """build and index: make these indices of FAISS, for --knn.index"""
     document: tuple[str, ...] = ()
     """build and sweep: only these documents, by the names of their files or the years of state_of_the_union; delete:
-    those that go; regard knn stats --json lists them"""
+    those that go, or files, all of whose documents go; regard knn stats --json lists them"""
     field: str | None = None
     """build and sweep: column of a file with a text in every row that holds the text"""
     separator: str | None = None
@@ -172,8 +172,15 @@ def _build(options: Options) -> int:
         faiss()  # missing, it is said before the work
     assert options.out is not None
     will_write(options.out, folder=True)
-    begun(Path(options.out), add=options.add, checked=False)
+    there = begun(Path(options.out), add=options.add, checked=False)
     documents = _corpus(options, options.what)
+    if there is not None and options.add:
+        names = {stored.name for stored in there.manifest.documents[: there.manifest.adding]}
+        if twice := next((one.name for one in documents if one.name in names), None):
+            raise ConfigError(
+                f"{options.out} has a document {twice!r} already: rename the file, or take that document out with "
+                f"regard knn delete {quote(options.out)} --document {quote(twice)}"
+            )
     model, reader, length = _model(options)
     with leaving(lambda: f"the same command goes on where it stopped, with what is in {options.out}"):
         store = build(

@@ -67,6 +67,7 @@ def evaluate(
     split: Split | None = None,
     batch_size: int = 1,
     limit: int = 0,
+    parts: bool = False,
     forward: Forward = straight,
 ) -> dict[str, object]:
     """How well the network predicts a corpus.
@@ -79,6 +80,7 @@ def evaluate(
             text.
         batch_size: windows at a time.
         limit: as many windows, evenly spaced (one: the first); 0: all.
+        parts: a file of text is three documents, as a datastore of it has them, and not one.
         forward: as `regard.training.evaluation.score`.
 
     Returns:
@@ -95,7 +97,7 @@ def evaluate(
     if model.limit is not None and text.length > model.limit:
         raise LimitError(f"windows of {text.length} tokens are longer than the network's {model.limit} positions")
     corpus = open_corpus(text)
-    documents = list(corpus.parse())
+    documents = list(corpus.parse()) if parts or split is not None else corpus.documents()
     if split is not None:
         split_of = corpus.splits(text.holdout)
         documents = [one for one in documents if split_of[one.group] == split]

@@ -16,6 +16,7 @@ from regard.integrations.chat import ChatTemplate
 from regard.models import Encoder, EncoderDecoder, LanguageModel
 from regard.models.beam import beam_search
 from regard.models.generate import generate
+from regard.types_of import typed
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class PublishedModel:
     tokenizer_settings: Mapping[str, object] = field(default_factory=dict)
     generation: Mapping[str, object] = field(default_factory=dict)
 
+    @typed
     def generate(
         self,
         prompt: str,
@@ -73,6 +75,7 @@ class PublishedModel:
         )
         return rows[0].text
 
+    @typed
     def answer(self, text: str, *, max_new_tokens: int = 200, beams: int = 4, alpha: float = 0.6) -> str:
         """The answer of an encoder-decoder to a text, such as its translation; options as `regard.models.beam`.
 
@@ -85,6 +88,7 @@ class PublishedModel:
         (hypotheses,) = beam_search(self.model, [ids], max_new_tokens=max_new_tokens, beams=beams, alpha=alpha)
         return self.reader.decode(hypotheses[0].tokens.tolist())
 
+    @typed
     def embed(
         self,
         texts: Sequence[str],

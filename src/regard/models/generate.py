@@ -1,5 +1,6 @@
 """Text from a language model: prompts of any lengths in one batch, token by token."""
 
+import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Literal, NamedTuple, Protocol
@@ -15,6 +16,8 @@ from regard.models.decoder import LanguageModel, ModelState
 from regard.models.lookup import checked, guess
 from regard.models.sampling import Sampling
 from regard.types_of import typed
+
+_LOG = logging.getLogger("regard")
 
 Prompts = Tensor | np.ndarray | Sequence[str | Sequence[int] | np.ndarray | Tensor]
 Reason = Literal["length", "stop"]
@@ -195,6 +198,15 @@ def stream(
             f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens} exceed this model's "
             f"max_length={limit}; shorten the prompt, generate at most {max(limit + 1 - longest, 0)} tokens, or build "
             "the model with a larger max_length"
+        )
+    made_for = model.config.max_length if isinstance(model, LanguageModel) else limit
+    if limit is None and made_for is not None and longest + max_new_tokens > made_for:
+        _LOG.warning(
+            "the model was made for %d tokens: beyond these, of %d in the prompt and max_new_tokens=%d, its text gets "
+            "worse unless its positions extrapolate",
+            made_for,
+            longest,
+            max_new_tokens,
         )
     rows = [
         Row(at, x, max_new_tokens, stop, stop_tokens, None if tokenizer is None else tokenizer.stream(x.tolist()), seed)

@@ -40,7 +40,7 @@ def compare(
         budget: time for everything, such as "5m"; None: that of `config`.
         seeds: trainings of every specification; None: that of `config`.
         language: of the report: en or zh (Chinese).
-        quick: a first look within a minute, see `regard.benchmark.config.quick`.
+        quick: a first look within a minute, or what a slow machine needs; see `regard.benchmark.config.quick`.
         tell: called with lines about the progress; not given: they go to standard error, as on the command line.
 
     Returns:
@@ -58,6 +58,7 @@ def compare(
     from regard.benchmark import comparison
     from regard.benchmark.config import CompareConfig
     from regard.benchmark.config import quick as hurried
+    from regard.benchmark.plan import TooShort
     from regard.report import html
 
     if isinstance(specs, str):
@@ -70,6 +71,12 @@ def compare(
     changes = {"specs": None if specs is None else tuple(specs), "task": task, "budget": budget, "seeds": seeds}
     config = replace(config, **{name: value for name, value in changes.items() if value is not None})
     config = hurried(config) if quick else config
-    results = comparison.compare(config, Path(out), tell=tell)
+    try:
+        results = comparison.compare(config, Path(out), tell=tell)
+    except TooShort as error:
+        if not quick:
+            raise
+        tell(f"this machine is slow, or busy: the quick comparison takes {error.needed} here, not {config.budget}")
+        results = comparison.compare(replace(config, budget=error.needed), Path(out), tell=tell)
     html.write(results, Path(out) / "report.html", language)
     return results

@@ -280,8 +280,8 @@ class Datastore:
             return None
 
     def delete(self, *names: str) -> "Datastore":
-        """Without the documents of these names, all in one step. Blocks that hold others too are written anew before
-        the old ones go; indices go too.
+        """Without the documents of these names, or of these files, all in one step. Blocks that hold others too are
+        written anew before the old ones go; indices go too.
 
         Raises:
             ConfigError: one has none. CheckpointError: an addition is unfinished. ResourceError: as `adding`.
@@ -290,6 +290,8 @@ class Datastore:
             manifest = current.manifest
             if manifest.adding is not None:
                 raise CheckpointError(f"{self.folder} is still being added to; finish that first")
+            known = [document.name for document in manifest.documents]
+            names = tuple(each for name in names for each in ([x for x in known if x.startswith(f"{name}:")] or [name]))
             current._require_documents(names)
             kept = np.repeat(
                 [document.name not in names for document in manifest.documents],

@@ -80,6 +80,14 @@ class Corpus:
             group = group or _digest([text])
             yield Document(text, group, name or group)
 
+    def documents(self) -> list[Document]:
+        """The documents of a corpus that is not split: a continuous text is one."""
+        documents = list(self.parse())
+        if not self.continuous:
+            return documents
+        text = "".join(one.text for one in documents)
+        return [Document(text, _digest([text]), documents[0].name.rpartition(":")[0])]
+
     @cached_property
     def groups(self) -> list[str]:
         """The group of every document, in order."""

@@ -65,9 +65,10 @@ def configuration(run: Path, *, trust: bool, edited: bool) -> RunConfig:
         ConfigError: there is no run. Others: as `toml.load` and `require`.
     """
     if not (run / CONFIG).exists():
+        problem = f"it has no {CONFIG}" if run.exists() else "nothing has that path, and nothing is downloaded"
         raise ConfigError(
-            f"{run} is not a run: it has no {CONFIG}. Start one with regard train; published "
-            "weights are a .gguf file, a Hugging Face folder or package:NAME"
+            f"{run} is not a run: {problem}. Start one with regard train; published weights are a .gguf file, a "
+            "Hugging Face folder or package:NAME"
         )
     config = toml.load(run / CONFIG, trust=trust)
     require(run, edited=edited, trust=trust)

@@ -121,19 +121,22 @@ class Start:
         Raises:
             ConfigError: windows longer than its positions, or other tokens.
         """
-        limit = self.model.limit if isinstance(self.model, LanguageModel) else None
-        if limit is not None and task.length > limit:
-            raise ConfigError(
-                f"task.length={task.length}, and {self.origin.source} has {limit} positions; set task.length to "
-                f"{limit} or less, or give it more, which repeat the rows of its table: --model.max-length "
-                f"{task.length} (in Python: max_length={task.length})"
-            )
+        self._require_positions(task)
         assert isinstance(self.model, Network)
         tokens, targets = network.sizes(self.model)
         if (task.vocab_size, task.num_targets) != (tokens, targets):
             raise ConfigError(
                 f"{self.origin.source} has {tokens} tokens and {targets} targets, and the task {task.vocab_size} and "
                 f"{task.num_targets}; they must be the same"
+            )
+
+    def _require_positions(self, task: Task | TaskConfig) -> None:
+        limit, length = self.model.limit if isinstance(self.model, LanguageModel) else None, getattr(task, "length", 0)
+        if limit is not None and length > limit:
+            raise ConfigError(
+                f"task.length={length}, and {self.origin.source} has {limit} positions; set task.length to {limit} or "
+                f"less, or give it more, which repeat the rows of its table: --model.max-length {length} (in Python: "
+                f"max_length={length})"
             )
 
     def begin(self, run: Path, model: Network, task: Task, config: TrainingConfig, identity: str) -> None:
@@ -191,6 +194,7 @@ class Start:
             )
         if self.tokenizer is None:
             raise ConfigError(f"{source} has no tokenizer.json, so it cannot read text; put it there")
+        self._require_positions(task)
 
     def _reading(self, task: TaskConfig) -> TaskConfig:
         """The task with the tokenizer of the weights."""
