@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -140,6 +141,11 @@ def test_nobody_reads_on(environment):
         process = subprocess.Popen([*PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
         process.stdout.close()
         assert (process.stderr.read(), process.wait(60)) == (b"", 0)
+
+
+def test_a_closed_stdout(environment):
+    done = subprocess.run(["sh", "-c", f"{shlex.join(PROGRAM)} list >&-"], env=environment, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_full_disk_behind_stdout(environment):

@@ -88,7 +88,7 @@ def encoder(tmp_path) -> str:
 
 
 def test_embed_writes_a_vector_for_every_text(regard, encoder):
-    Path("one.txt").write_text("a b c\nd e\n")
+    Path("one.txt").write_text("a b c\n\nd e\n")
     Path("rows.jsonl").write_text('{"text": "f g"}\n\n{"text": "h"}\n')
     given = ["embed", encoder, "one.txt", "rows.jsonl"]
     wanted = pretrained.load(encoder).embed(["a b c d e", "f g", "h"])
@@ -112,7 +112,7 @@ def test_embed_writes_a_vector_for_every_text(regard, encoder):
     ("words", "code", "message"),
     [
         (["long.txt"], 6, "at most 24 tokens here .*give --truncate to cut them there:\n  long.txt, line 2 has 25$"),
-        (["blank.txt"], 3, "blank.txt, line 2 holds no text"),
+        (["blank.jsonl"], 3, "blank.jsonl, line 2 holds no text"),
         (["rows.jsonl"], 3, "rows.jsonl, line 1: no field 'text'.*--field"),
         (["absent.txt"], 3, "cannot read absent.txt"),
         ([], 2, "there is no text to embed"),
@@ -124,7 +124,7 @@ def test_embed_writes_a_vector_for_every_text(regard, encoder):
 )
 def test_embed_says_what_is_wrong(regard, encoder, words, code, message):
     Path("long.txt").write_text("a\n" + "b " * 25)
-    Path("blank.txt").write_text("a\n \n")
+    Path("blank.jsonl").write_text('{"text": "a"}\n{"text": " "}\n')
     Path("rows.jsonl").write_text('{"body": "a"}\n')
     Path("blank.npy").touch()
     answer = regard("embed", encoder, *words, "--lines")

@@ -34,7 +34,7 @@ class Options:
     out: str = "vectors.safetensors"
     """the new file: .safetensors or .npy for a matrix with a row for each text; .jsonl for a line with each"""
     lines: bool = False
-    """every line of a file of text is a text"""
+    """every line of a file of text that is not blank is a text"""
     field: str = "text"
     """column of .jsonl, .csv and .parquet files that holds the text"""
     prompt: str | None = None
@@ -92,7 +92,8 @@ def _texts(options: Options) -> Iterator[tuple[str, str]]:
             read = rows(Path(file), {options.field: "--field"})
             texts = ((row.where, text_in(row, options.field, "--field")) for row in read)
         elif options.lines:
-            texts = ((f"{file}, line {at}", line.rstrip("\r\n")) for at, line in enumerate(lines(Path(file)), 1))
+            numbered = enumerate(lines(Path(file)), 1)
+            texts = ((f"{file}, line {at}", line.rstrip("\r\n")) for at, line in numbered if line.strip())
         else:
             texts = iter([(file, read_text(Path(file)).rstrip("\r\n"))])
         for where, text in texts:

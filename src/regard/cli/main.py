@@ -73,7 +73,8 @@ def _answered(words: list[str]) -> int:
     try:
         name = _name(words)
         code = _run(words)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed
+            sys.stdout.flush()
         return code
     except RegardError as error:
         _say(f"{name}: {error}")

@@ -98,7 +98,7 @@ def from_folder(folder: Path, ignore: Sequence[str]) -> PublishedModel:
         classes,
         sentence,
         described,
-        beside or ids,
+        ids | beside,
     )
 
 

@@ -236,8 +236,8 @@ def export(
         settings |= class_names(classes)
     stops = generation.get("eos_token_id")
     stops = stops if list(stop_tokens) in (stops, [stops]) else list(stop_tokens) or None
-    ids = {name: generation.get(name) for name in ("bos_token_id", "pad_token_id")}
-    settings = ids | {"eos_token_id": stops} | settings
+    ids = {name: generation[name] for name in ("bos_token_id", "pad_token_id") if name in generation}
+    settings = {"bos_token_id": None, "eos_token_id": stops} | ids | settings
     settings |= {"model_type": architecture.name, "architectures": [form.titles[0]], "dtype": "float32"}
     tensors = collect(model, form.weights(config_of(model)), architecture.name, form.derived)
     if form.bare:
