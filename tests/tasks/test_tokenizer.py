@@ -76,6 +76,8 @@ def test_stream_replaces_what_is_left_unfinished_and_starts_again() -> None:
     assert stream.feed(list("天".encode()[:2])) == ""
     assert stream.finish() == "\ufffd"
     assert stream.feed([0x41]) == "A"
+    *before, last = "天".encode()
+    assert ByteTokenizer().stream(before).feed([last]) == "天"
 
 
 def test_save_and_load(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -96,7 +98,7 @@ def test_training_is_deterministic() -> None:
 @pytest.mark.parametrize("method", ["decode", "nbytes", "to_bytes"])
 def test_wrong_ids(tokenizer: Tokenizer, method: str) -> None:
     for wrong in (-1, tokenizer.vocab_size):
-        named = f"outside the vocabulary.* 0 to {tokenizer.vocab_size - 1}:\n  {wrong} at position 2"
+        named = f"outside the vocabulary.* 0 to {tokenizer.vocab_size - 1};.*:\n  {wrong} at position 2"
         with pytest.raises(InputError, match=named) as error:
             getattr(tokenizer, method)([1, 2, wrong])
         assert error.value.exit_code == 3
