@@ -38,6 +38,11 @@ def test_names_are_sorted_by_family():
     assert families == sorted(families)
 
 
+def test_mechanisms_with_the_words_in_a_name_are_sorted_by_the_length_of_that_name():
+    found = ["local", "adaptive_span", "bigbird", "etc", "local_atrous", "longformer", "local_linear"]
+    assert catalog.search("window") == found
+
+
 def test_options_come_from_the_specification_or_beside_it():
     assert regard.build("local(window=5)", HEADS).window == 5
     assert regard.build("local", HEADS, window=6).window == 6

@@ -589,6 +589,7 @@ def test_stop_tokens_and_chat_template_are_kept(where: str, tmp_path: Path) -> N
         stop_tokens=(1, 9),
         chat_template=ChatTemplate(text, {"eos_token": "[end]"}, "here"),
     )
+    configure(first, bos_token_id=7, pad_token_id=2)
     settings = first / "tokenizer_config.json"
     if where == "file":
         settings.write_text(json.dumps({"eos_token": "[end]"}))
@@ -606,6 +607,8 @@ def test_stop_tokens_and_chat_template_are_kept(where: str, tmp_path: Path) -> N
     pretrained.export(loaded, tmp_path / "second")
     again = pretrained.load(tmp_path / "second")
     assert kept(again) == kept(loaded)
+    ids = json.loads((tmp_path / "second" / "config.json").read_text())
+    assert (ids["bos_token_id"], ids["pad_token_id"]) == (7, 2)
     assert again.reader.to_json() == loaded.reader.to_json()
     assert logits(again.model).equal(logits(loaded.model))
     windowed = pretrained.convert(loaded, "local(window=3)")
@@ -627,7 +630,7 @@ def test_settings_of_tokenizer_and_generation_are_kept(described: bool, tmp_path
     )
     tokens = {"bos_token": "or", "additional_special_tokens": ["?"]}
     limits = {
-        "padding": {"strategy": "BatchLongest", "direction": "Left", "pad_id": 2, "pad_type_id": 0, "pad_token": "be"},
+        "padding": {"strategy": {"Fixed": 9}, "direction": "Left", "pad_id": 2, "pad_type_id": 0, "pad_token": "be"},
         "truncation": {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0},
     }
     limits["padding"]["pad_to_multiple_of"] = None
@@ -640,6 +643,7 @@ def test_settings_of_tokenizer_and_generation_are_kept(described: bool, tmp_path
     }.items():
         (first / f"{name}.json").write_text(json.dumps(values))
     loaded = pretrained.load(first)
+    assert loaded.reader.encode("to be or not to be").tolist() == [2, 3, 4, 5, 2, 3]
     pretrained.save(loaded, tmp_path / "saved")
     for at, one in enumerate((loaded, pretrained.load(tmp_path / "saved"))):
         pretrained.export(one, tmp_path / str(at))
@@ -660,19 +664,26 @@ def test_tokens_that_settings_name_are_special_and_rules_that_they_contradict_ar
     pretrained.export(network("LlamaForCausalLM"), folder, tokenizer=words())
     settings = {
         "eos_token": "be",
-        "additional_special_tokens": ["?", {"content": "or"}, "beyond"],
+        "additional_special_tokens": ["is", {"content": "or"}, "beyond"],
         "do_lower_case": True,
+        "add_prefix_space": True,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     reader = pretrained.load(folder).reader
     assert reader.decode(reader.encode("to be or not is")) == "to not"
     described = json.loads((folder / "tokenizer.json").read_text())
-    rule = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
-    for lower in (True, False):
-        described["normalizer"] = {**rule, "lowercase": lower}
-        (folder / "tokenizer.json").write_text(json.dumps(described))
-        with nullcontext() if lower else pytest.raises(CheckpointError, match=r"lowercase=False.*do_lower_case=True"):
-            pretrained.load(folder)
+    bert = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
+    bytewise = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
+    for part, rule, name, key in (
+        ("normalizer", bert, "lowercase", "do_lower_case"),
+        ("pre_tokenizer", bytewise, "add_prefix_space", "add_prefix_space"),
+    ):
+        for value in (True, False):
+            changed = {**described, part: {**rule, name: value}}
+            (folder / "tokenizer.json").write_text(json.dumps(changed))
+            refused = pytest.raises(CheckpointError, match=f"{part} has {name}=False.*{key}=True")
+            with nullcontext() if value else refused:
+                pretrained.load(folder)
 
 
 def test_weights_of_8_bits_are_for_decoders(folder: Path, tmp_path: Path) -> None:
@@ -711,6 +722,20 @@ def test_a_decoder_that_transformers_has_not(
         pretrained.export(LanguageModel(config), tmp_path / "new")
 
 
+def test_keys_that_a_configuration_of_mistral_lacks_have_their_defaults(tmp_path: Path) -> None:
+    """A window of 4096 tokens, itself included, which no test of 9 tokens sees."""
+    pretrained.export(network("MistralForCausalLM"), tmp_path / "it")
+    values = json.loads((tmp_path / "it" / "config.json").read_text())
+    del values["sliding_window"], values["max_position_embeddings"]
+    (tmp_path / "it" / "config.json").write_text(json.dumps(values))
+    config = pretrained.load(tmp_path / "it").decoder.config
+    assert (config.attention, config.max_length) == (("local(window=4095)",), 131072)
+    del values["num_key_value_heads"]
+    (tmp_path / "it" / "config.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match="num_key_value_heads=8"):
+        pretrained.load(tmp_path / "it")
+
+
 def test_a_window_of_qwen2_is_refused(tmp_path: Path) -> None:
     pretrained.export(network("Qwen2ForCausalLM"), tmp_path / "qwen2")
     configure(tmp_path / "qwen2", use_sliding_window=True)
@@ -745,7 +770,7 @@ def test_embeddings_are_means_over_tokens_whatever_the_padding(folder: Path) -> 
         loaded.embed(texts)
 
 
-def sentence_folder(folder: Path, pooling: dict[str, object], *modules: str, **files: dict[str, object]) -> None:
+def sentence_folder(folder: Path, pooling: dict[str, object], *modules: str, **files: object) -> None:
     """The files of sentence-transformers beside a network of width 12."""
     names = modules or ("Transformer", "Pooling")
     listed = [
@@ -757,6 +782,20 @@ def sentence_folder(folder: Path, pooling: dict[str, object], *modules: str, **f
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 12, **pooling}))
     for name, values in files.items():
         (folder / f"{name}.json").write_text(json.dumps(values))
+
+
+NONE_AT_THE_TOP = [
+    {"path": f"{at}_{name}", "type": f"sentence_transformers.models.{name}"}
+    for at, name in enumerate(("Transformer", "Pooling"))
+]
+
+
+def with_ends(folder: Path) -> None:
+    """The tokenizer adds [unk] in front of a text and [end] behind it."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    added = processors.TemplateProcessing(single="[unk] $A [end]", special_tokens=[("[unk]", 0), ("[end]", 1)])
+    tokenizer.post_processor = added  # type: ignore[assignment]
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 TEXTS = ["to be or not to be that is the question", "question", "be not the question"]
@@ -812,19 +851,20 @@ def test_the_pooling_of_a_folder_of_sentence_transformers(
     torch.testing.assert_close(loaded.embed(TEXTS, unit=False, pooling="max")[0], by_hand(loaded, TEXTS[0], ["max"]))
 
 
-@pytest.mark.parametrize("include", [True, False])
+@pytest.mark.parametrize("include", [{}, {"include_prompt": True}, {"include_prompt": False}])
 @pytest.mark.parametrize("pooling", BY_HAND)
-def test_prompts_of_a_folder_of_sentence_transformers(folder: Path, pooling: str, include: bool) -> None:
+def test_prompts_of_a_folder_of_sentence_transformers(folder: Path, pooling: str, include: dict[str, bool]) -> None:
     prompts = {"prompts": {"query": "that is ", "text": "to be or "}, "default_prompt_name": "text"}
-    mode = {"pooling_mode": pooling, "include_prompt": include}
-    sentence_folder(folder, mode, config_sentence_transformers={**prompts, "similarity_fn_name": "cosine"})
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    added = processors.TemplateProcessing(single="[unk] $A [end]", special_tokens=[("[unk]", 0), ("[end]", 1)])
-    tokenizer.post_processor = added  # type: ignore[assignment]
-    tokenizer.save(str(folder / "tokenizer.json"))
+    prompts |= {"similarity_fn_name": "cosine", "truncate_dim": None}
+    sentence_folder(folder, {"pooling_mode": pooling, **include}, config_sentence_transformers=prompts)
+    left_out = include == {"include_prompt": False}
+    if left_out:
+        with pytest.raises(InputError, match="text 0: ''"):
+            pretrained.load(folder).embed([""], prompt="query")
+    with_ends(folder)
     loaded = pretrained.load(folder)
     for name, prompt, tokens in ((None, "to be or ", 4), ("query", "that is ", 3), ("", "", 0)):
-        wanted = by_hand(loaded, prompt + "not the question", [pooling], 0 if include else tokens)
+        wanted = by_hand(loaded, prompt + "not the question", [pooling], tokens if left_out else 0)
         torch.testing.assert_close(loaded.embed(["not the question"], prompt=name)[0], wanted)
     with pytest.raises(ConfigError, match="has no prompt 'qery': did you mean 'query'"):
         loaded.embed(["not"], prompt="qery")
@@ -840,10 +880,16 @@ def test_what_a_folder_of_sentence_transformers_reads(folder: Path) -> None:
     assert str(caught.value).splitlines()[1:] == ["  text 1 has 5"]
     torch.testing.assert_close(loaded.embed(["be not the question to"], truncate=True), cut)
     assert pretrained.convert(loaded, None, max_length=30).embed(["be " * 25]).shape == (1, 12)
-    # Newer files keep it with the tokenizer.
-    sentence_folder(folder, {"pooling_mode": "mean"}, sentence_bert_config={}, tokenizer_config={"model_max_length": 3})
-    with pytest.raises(LimitError, match="at most 3 tokens"):
-        pretrained.load(folder).embed(["be not the question"])
+    # Newer files keep it with the tokenizer, where a huge number stands for none.
+    for said, longest, limit in ({}, 3, 3), ({"max_seq_length": 4}, 3, 4), ({}, 10**30, 20):
+        settings = {"sentence_bert_config": said, "tokenizer_config": {"model_max_length": longest}}
+        sentence_folder(folder, {"pooling_mode": "mean"}, **settings)
+        with pytest.raises(LimitError, match=f"at most {limit} tokens"):
+            pretrained.load(folder).embed(["be " * (limit + 1)])
+    with_ends(folder)  # which are kept when a text is cut
+    loaded = pretrained.load(folder)
+    assert loaded.reader.encode("be " * 30, longest=4).tolist() == [0, 3, 3, 1]
+    torch.testing.assert_close(loaded.embed(["be " * 30], truncate=True), loaded.embed(["be " * 18]))
 
 
 @pytest.mark.parametrize(
@@ -857,6 +903,7 @@ def test_what_a_folder_of_sentence_transformers_reads(folder: Path) -> None:
             r"modules\.json names the modules .*models\.Dense;",
         ),
         ({}, ("Transformer",), {}, UnsupportedError, "names the modules"),
+        ({}, (), {"modules": NONE_AT_THE_TOP}, UnsupportedError, "a Transformer in the folder itself"),
         ({"pooling_mode": "first"}, (), {}, ConfigError, "there is no pooling 'first'"),
         ({"pooling_mode_cls_token": 1}, (), {}, CheckpointError, "pooling_mode_cls_token must be true or false, got 1"),
         ({"pooling_mode_new": True}, (), {}, CheckpointError, "1_Pooling/config.json: pooling_mode_new=True"),
@@ -882,7 +929,7 @@ def test_settings_of_sentence_transformers_that_are_not_understood(
     folder: Path,
     pooling: dict[str, object],
     modules: tuple[str, ...],
-    files: dict[str, dict[str, object]],
+    files: dict[str, object],
     error: type[Exception],
     message: str,
 ) -> None:
@@ -1001,10 +1048,13 @@ def llama_file(path: Path, more: dict[str, object] | None = None) -> LanguageMod
 
 
 def test_a_gguf_file_is_the_network_that_was_stored(tmp_path: Path) -> None:
-    model = llama_file(tmp_path / "it.gguf")
+    model = llama_file(tmp_path / "it.gguf", {"llama.rope.scaling.factor": 0.0, "tokenizer.ggml.bos_token_id": 3})
     loaded = pretrained.load(tmp_path / "it.gguf")
     tokens = torch.tensor([[3, 2, 4, 1, 1]])
     assert torch.equal(loaded.decoder(tokens).logits, model(tokens).logits)
+    pretrained.export(loaded, tmp_path / "out")
+    named = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert (named["bos_token"], named["eos_token"]) == ("c", "<end>")
     assert loaded.reader.encode("ab c").tolist() == [2, 4, 3]
     assert loaded.stop_tokens == (5,)
     with pytest.raises(InputError, match="0x64 of U\\+0064"):

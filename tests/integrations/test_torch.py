@@ -596,6 +596,7 @@ class TestReplace:
             ("local_linear", False),  # the same on short texts
             ("nystrom", False),  # exact up to its number of landmarks
             ("softmax(scale=0.1)", False),
+            ("softmax(scale=0.3)", False),
             ("softmax:1 + sigmoid:1", False),
         ],
     )

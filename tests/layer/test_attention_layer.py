@@ -574,6 +574,9 @@ def test_a_layer_in_sequential_gives_a_tensor_and_loses_nothing():
     assert_identical(stack(x), whole(x).hidden, what="hidden")
     with pytest.raises(UnsupportedError, match=r"return_state=False would lose state; leave it out, and read \.hidden"):
         alone(x, state=alone.initial_state(1))
+    remembers = layer("softmax", return_state=False, memory="recent(length=3)")
+    with pytest.raises(UnsupportedError, match="would lose memory;"):
+        remembers(x, memory=remembers.memory.initial_state(1, dtype=torch.float64))
     with pytest.raises(UnsupportedError, match="would lose commitment"):
         stack.train()(x)
 

@@ -76,6 +76,8 @@ def test_positions_of_real_tokens_do_not_depend_on_where_padding_stands(position
     by_slots.load_state_dict(encoder.state_dict())
     assert torch.allclose(by_slots(tokens, key_mask=mask).hidden[1, :5], hidden[1, :5], rtol=0, atol=1e-12)
     assert not torch.allclose(by_slots(tokens, key_mask=mask).hidden[0, 4:], hidden[0, 4:], atol=1e-3)
+    given = encoder(tokens, key_mask=mask, positions=torch.arange(9)).hidden
+    assert torch.equal(given[mask], by_slots(tokens, key_mask=mask).hidden[mask])
 
 
 def test_without_positions_a_permutation_passes_through() -> None:

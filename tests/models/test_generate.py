@@ -195,17 +195,18 @@ def test_stop_texts_cut_across_tokens(stop: tuple[str, ...], text: str, count: i
 
 
 @pytest.mark.parametrize(
-    ("stop", "text", "count"), [((), " be\n", 2), ((" be",), "", 1), ((" ",), "", 1), (("\n",), " be", 2)]
+    ("stop", "text", "count"), [((), " be\n or", 3), ((" be",), "", 1), ((" ",), "", 1), (("\n",), " be", 2)]
 )
 def test_a_continuation_has_its_first_space(stop: tuple[str, ...], text: str, count: int) -> None:
     """Decoded alone, the first word of such a tokenizer has none; and a single byte may not be all of a character."""
-    words = Words(models.BPE({"<unk>": 0, "▁to": 1, "▁be": 2, "<0x0A>": 3}, [], unk_token="<unk>"))
+    pieces = ["<unk>", "▁to", "▁be", "<0x0A>", "▁or", "<0xFF>"]
+    words = Words(models.BPE({piece: at for at, piece in enumerate(pieces)}, [], unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Metaspace()  # type: ignore[assignment]
     words.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])  # type: ignore[assignment]
     model, tokenizer = scripted(bytes([1, 2, 3, 4])), PretrainedTokenizer(words, 256)
-    options = {"max_new_tokens": 2, "temperature": 0, "stop": stop}
+    options = {"max_new_tokens": 3, "temperature": 0, "stop": stop}
     row = generate(model, [[1]], tokenizer=tokenizer, **options)[0]
-    assert (row.text, row.tokens.tolist()) == (text, [2, 3][:count])
+    assert (row.text, row.tokens.tolist()) == (text, [2, 3, 4][:count])
     assert "".join(piece.text for piece in Conversation(model, tokenizer).reply([1], **options)) == text
 
 

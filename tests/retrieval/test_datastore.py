@@ -1,6 +1,7 @@
 """Datastores on disk: what is added is there, bit for bit, whatever happens to the process or to the files."""
 
 import errno
+import fcntl
 import json
 import math
 import os
@@ -17,6 +18,8 @@ import torch
 from regard import checksums
 from regard.errors import CheckpointError, ConfigError, InputError, NumericsError, ResourceError, ShapeError
 from regard.retrieval import Datastore, Index, writer
+from regard.retrieval.manifest import Manifest
+from regard.writing import locked
 from tests.conftest import at_file
 from tests.retrieval.conftest import DIM, VOCAB, entries, filled
 
@@ -351,6 +354,29 @@ def test_what_a_living_process_adds_to_is_read_as_it_was(store, documents):
         Datastore.open(building.folder)
 
 
+def test_readers_of_an_interrupted_addition_neither_hinder_it_nor_each_other(store, documents, monkeypatch):
+    """It is called interrupted beside another reader, and whole if it ends while it is opened."""
+    more, read = entries(15, 9), Manifest.read
+
+    def add(count: int) -> None:
+        with Datastore.open(store.folder, unfinished=True).adding() as adding:
+            stored = adding.begin("four", entries=15)
+            adding.append(*(x[stored:count] for x in more))
+
+    def late(folder: Path) -> Manifest:
+        found = read(folder)
+        monkeypatch.setattr(Manifest, "read", read)
+        add(15)
+        return found
+
+    with pytest.raises(ShapeError, match="lacks 3"):
+        add(12)
+    with locked(store.folder, fcntl.LOCK_SH), pytest.raises(CheckpointError, match="interrupted after 60 entries"):
+        Datastore.open(store.folder)
+    monkeypatch.setattr(Manifest, "read", late)
+    assert same(Datastore.open(store.folder), {**documents, "four": more})
+
+
 @pytest.mark.parametrize("end", ["keys", "values"])
 def test_damage_gets_no_new_checksums(store, tmp_path, end):
     """Whatever happened to a file since the datastore was opened: what is copied is compared with its SHA-256."""
@@ -400,27 +426,29 @@ def test_what_makes_no_sense_is_refused(store, tmp_path):
 
 
 def test_a_merge_that_was_interrupted_goes_on(store, documents, tmp_path, monkeypatch):
-    """To the same bytes; one of other datastores is refused, and an empty one that was taken back begins anew."""
+    """To the same bytes, from within a block of a source; one of other datastores is refused, and an empty one that
+    was taken back begins anew."""
     more = filled(tmp_path / "more", {"more": entries(33, 9)})
-    whole = Datastore.merge(tmp_path / "whole", [store, more])
+    whole = Datastore.merge(tmp_path / "whole", [more, store])
     written = 0
 
     def killed(size: int) -> None:
         nonlocal written
         written += 1
-        if written > 7:
+        if written > 14:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as early:
         at_file(early, killed)
         with pytest.raises(KeyboardInterrupt):
-            Datastore.merge(tmp_path / "both", [store, more])
+            Datastore.merge(tmp_path / "both", [more, store])
+    assert [one.entries for one in Datastore.open(tmp_path / "both", unfinished=True).manifest.documents] == [33, 7]
     with pytest.raises(CheckpointError, match="give the same regard knn build or regard knn merge again"):
         Datastore.open(tmp_path / "both")
     with pytest.raises(CheckpointError, match="had other documents"):
-        Datastore.merge(tmp_path / "both", [more, store])
+        Datastore.merge(tmp_path / "both", [store, more])
     shutil.copytree(tmp_path / "both", tmp_path / "taken")
-    Datastore.merge(tmp_path / "both", [store, more])
+    Datastore.merge(tmp_path / "both", [more, store])
     for path in whole.folder.iterdir():
         assert (tmp_path / "both" / path.name).read_bytes() == path.read_bytes()
     with pytest.raises(ConfigError, match="exists"):

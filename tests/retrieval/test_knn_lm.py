@@ -406,6 +406,10 @@ def test_a_fingerprint_is_of_configuration_names_kinds_shapes_and_bytes(decoder)
     other.load_state_dict(model.state_dict())
     assert fingerprint(model) == fingerprint(decoder(heads=2, kv_heads=2)) != fingerprint(other)
     assert fingerprint(model) == fingerprint(decoder(heads=2, kv_heads=2, dropout=0.5, checkpoint="block"))
+    for options in ({"position": "alibi"}, {"norm_eps": 1e-3}, {"attention": ("linear",)}):
+        other = decoder(heads=2, kv_heads=2, **options)
+        assert other.state_dict().keys() == model.state_dict().keys()
+        assert fingerprint(other) != fingerprint(model)
     weight, found = torch.arange(16.0), set()
     for x in (weight.view(2, 8), weight.view(4, 4), weight.view(4, 4).view(torch.int32), -weight.view(4, 4)):
         for name in ("one", "two"):

@@ -19,6 +19,7 @@ from regard.tasks import (
     build_task,
     load_tokenizer,
     ngram_bits_per_byte,
+    pretrained_tokenizer,
     xz_bits_per_byte,
 )
 from regard.tasks.pretrained_tokenizer import PretrainedTokenizer, model_of
@@ -151,6 +152,18 @@ def test_a_continuation_is_what_follows_the_text_before_it(kind):
     assert same > 300
 
 
+@pytest.mark.parametrize("kind", [byte_level, spaced, stripped])
+def test_a_continuation_completes_the_character_that_the_text_before_it_begins(kind):
+    tokenizer, halves = PretrainedTokenizer(kind()), 0
+    ids = tokenizer.encode("The né 明 moon")
+    for at in range(len(ids)):
+        prompt, stream = tokenizer.decode(ids[:at]), tokenizer.stream(ids[:at])
+        found = "".join(stream.feed([each]) for each in ids[at:]) + stream.finish()
+        assert prompt.rstrip("\ufffd") + found == tokenizer.decode(ids)
+        halves += prompt.endswith("\ufffd")
+    assert halves
+
+
 def test_the_files_are_read_again(tmp_path, corpus):
     tokenizer = PretrainedTokenizer(byte_level())
     first = read(tmp_path, corpus, tokenizer)
@@ -239,6 +252,22 @@ def test_a_tokenizer_without_end_is_refused(kind):
     run = {"kind": "published", "vocab_size": 3, "model": described}
     with pytest.raises(DataError, match="no description of a published tokenizer: the published tokenizer"):
         tokenizer_from_json(json.dumps(run))
+
+
+def test_a_larger_tokenizer_is_given_more_time_and_memory_to_be_tried_in(monkeypatch):
+    given = []
+
+    def noted(request, *_, seconds, size):
+        given.append((seconds, size))
+        return 1, 1
+
+    monkeypatch.setattr(pretrained_tokenizer, "confined", noted)
+    described = Tokenizer(models.WordLevel({"to": 0, "be": 1}, unk_token="to")).to_str()
+    for blanks in (0, 3 << 20):
+        model_of(described + " " * blanks, "a.json")
+    (seconds, size), (more_seconds, more_size) = given
+    assert more_seconds > seconds
+    assert more_size >= size + (3 << 27)
 
 
 def test_a_panic_of_the_library_is_an_error_of_the_file():

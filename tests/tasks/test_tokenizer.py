@@ -76,6 +76,8 @@ def test_stream_replaces_what_is_left_unfinished_and_starts_again() -> None:
     assert stream.feed(list("天".encode()[:2])) == ""
     assert stream.finish() == "\ufffd"
     assert stream.feed([0x41]) == "A"
+    *before, last = "天".encode()
+    assert ByteTokenizer().stream(before).feed([last]) == "天"
 
 
 def test_save_and_load(tokenizer: Tokenizer, tmp_path: Path) -> None:

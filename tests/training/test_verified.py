@@ -101,6 +101,14 @@ def test_a_weight_that_never_had_a_gradient_has_no_state(tmp_path):
     assert len(fresh.state) == len(list(model.parameters())) - 1
 
 
+def test_moments_of_a_weight_that_is_not_trained_now_are_refused(tmp_path):
+    model, optimizer = trained()
+    found = checkpoint.load(checkpoint.save(tmp_path, Progress(1), model, optimizer, CPU))
+    model.get_parameter(MATRIX).requires_grad_(False)
+    with pytest.raises(CheckpointError, match=rf"{re.escape(MATRIX)}/exp_avg is not in the model"):
+        checkpoint.restore(model, adamw(model), found)
+
+
 def test_nothing_is_trained_before_the_first_step(tmp_path):
     model = trained()[0]
     found = checkpoint.load(checkpoint.save(tmp_path, Progress(0), model, adamw(model), CPU))

@@ -11,9 +11,12 @@ def randn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_nearest_is_the_largest_product_and_offset() -> None:
-    x, points, offsets = randn(2, 50, 6), randn(2, 3, 7, 6, seed=1), randn(2, 3, 7, seed=2)
-    scores = torch.einsum("hnd,hscd->hnsc", x.float(), points.float()) + offsets.float()[:, None]
+@pytest.mark.parametrize(("width", "size"), [(6, 0.0), (1024, 1e6)])
+def test_nearest_is_the_largest_product_and_offset(width: int, size: float) -> None:
+    """Also where products are no larger than the rounding of offsets, to which a product of many numbers adds twice."""
+    x, points = (1e-2 * randn(2, 50, width)).float(), randn(2, 3, 7, width, seed=1).float()
+    offsets = (size + 1e-2 * randn(2, 3, 7, seed=2)).float()
+    scores = torch.einsum("hnd,hscd->hnsc", x.double(), points.double()) + offsets.double()[:, None]
     assert torch.equal(nearest_points(x, points, offsets).long(), scores.argmax(-1))
 
 
