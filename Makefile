@@ -36,13 +36,15 @@ demo: .venv/.base  ## compare attention mechanisms on real text; the report land
 test: .venv/.test  ## the test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m '$(MAIN)'
 
+# These stages leave out the tests for which nothing changed since tests/passed.json was written (REGARD_ALL=1 runs all).
+CHANGED := -m pytest -p tests.unchanged --numprocesses 2 --dist worksteal
+
 test-mutants: .venv/.test  ## what is broken on purpose is noticed: mechanisms, parts, lines of code, guests of the campaign
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m mutants \
+	OMP_NUM_THREADS=1 $(BIN)/python $(CHANGED) -m mutants \
 		$$(grep -rl --include='*.py' mark.mutants tests)
 
-test-claims: .venv/.test  ## claims reach their controls and fall with something wrong; without those that nothing changed (REGARD_ALL=1: all)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p tests.unchanged \
-		--numprocesses 2 --dist worksteal tests/claims -m study
+test-claims: .venv/.test  ## claims reach their controls and fall with something wrong
+	OMP_NUM_THREADS=1 $(BIN)/python $(CHANGED) tests/claims -m study
 
 test-processes: .venv/.test  ## several processes train together: replicas, shards, heads, sequences
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/distributed -m processes
@@ -51,10 +53,12 @@ test-cuda:  ## what needs a CUDA device, with the python that has torch for it a
 	OMP_NUM_THREADS=1 PYTHONPATH=src:$(PYTHONPATH) $(PYTHON) -m pytest --numprocesses 4 --dist worksteal tests/gpu
 	OMP_NUM_THREADS=1 PYTHONPATH=src:$(PYTHONPATH) $(PYTHON) -m pytest tests/external/test_triton.py
 
+test-avx2: export ATEN_CPU_CAPABILITY = avx2
+test-avx2: export MKL_ENABLE_INSTRUCTIONS = AVX2
+test-avx2: export ONEDNN_MAX_CPU_ISA = AVX2
 test-avx2: .venv/.test  ## the checks of mechanisms that round, as on a processor without AVX-512
-	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 \
-		$(BIN)/python -m pytest --numprocesses 2 --dist worksteal \
-		tests/test_conformance.py::test_what_rounds tests/test_conditioning.py
+	OMP_NUM_THREADS=1 $(BIN)/python $(CHANGED) tests/test_conformance.py -m avx2
+	OMP_NUM_THREADS=1 $(BIN)/python $(CHANGED) tests/test_conditioning.py
 
 # Every dependency but torch at its lowest declared or its highest version. Other builds of torch bring gigabytes of CUDA,
 # so it is TORCH here too, unless TORCH_VERSION says another: the lowest declared one is 2.11.0.
@@ -92,8 +96,7 @@ quick: .venv/.test  ## the tests without the conformance suite, mutants and inst
 		--ignore tests/test_conformance.py --ignore tests/test_mutants.py
 
 external: .venv/.external  ## published packages agree
-	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 REGARD_REQUIRE_EXTERNAL=1 $(BIN)/python -m pytest \
-		--numprocesses 2 --dist worksteal tests/external -m external
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 REGARD_REQUIRE_EXTERNAL=1 $(BIN)/python $(CHANGED) tests/external -m external
 
 lint: .venv/.test
 	$(BIN)/ruff check .

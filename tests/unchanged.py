@@ -3,31 +3,55 @@
     pytest -p tests.unchanged tests/claims -m study                   # runs what changed, records what passed
     REGARD_ALL=1 pytest -p tests.unchanged tests/claims -m study      # runs everything
 
-Tests of one file and one parameter `name` are a group. While a group runs, the plugin notes every file of the
+Tests of one file, one parameter `name` and one `-m` are a group. While a group runs, the plugin notes every file of the
 repository whose functions are called or that is opened; `tests/passed.json` records the folders of these files, and of
-what they import, with a digest of their content. A group is left out while its digest is the recorded one.
+what they import or read when they are imported, with a digest of their content, of the settings of the project, and of
+the machine. A group is left out while its digest is the recorded one.
 """
 
 import ast
+import functools
 import hashlib
+import itertools
 import json
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "tests" / "passed.json"
-ONE_BY_ONE = ("tests", "src/regard/claims")
-"""below these, files are recorded one by one; elsewhere, their folder"""
+FOLDERS = ("src", "tests", "campaign", "docs", "benchmarks", "examples")
+ALWAYS = (
+    "pyproject.toml",
+    "tests/unchanged.py",
+    *(f"tests/external/requirements{end}.txt" for end in ("", "-complete")),
+)
+"""files on which every group depends, beside every `conftest.py`"""
+SETTINGS = (
+    "OMP_NUM_THREADS",
+    "ATEN_CPU_CAPABILITY",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "ONEDNN_MAX_CPU_ISA",
+    "TRITON_INTERPRET",
+)
+"""environment variables on which every group depends"""
+EVERYTHING = "*"
+STARTED: dict[str, bytes] = {}
+"""`contents` when the session began"""
 SEEN: set[str] = set()
-"""files that were read since it was last cleared"""
+"""files that were read, and folders that were listed, since it was last cleared"""
+IMPORTING: defaultdict[str, set[str]] = defaultdict(set)
+"""those of a module while it was imported"""
+SETTING_UP: defaultdict[str, set[str]] = defaultdict(set)
+"""those of a fixture, which several tests may share"""
 
 
 @contextmanager
@@ -44,70 +68,108 @@ def _called(frame: Any, event: str, _: object) -> None:
         SEEN.add(frame.f_code.co_filename)
 
 
-def _opened(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "open" and isinstance(arguments[0], str):
-        SEEN.add(arguments[0])
+def _audited(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in ("open", "os.listdir", "os.scandir"):
+        name = str(arguments[0])
+    elif event in ("os.fork", "socket.connect") or (
+        event == "subprocess.Popen" and sys.executable in str(arguments[1])
+    ):
+        name = f"{ROOT}/{EVERYTHING}"  # what another process reads is not seen
+    else:
+        return
+    frame = sys._getframe().f_back
+    if event != "open" and frame and "importlib" in frame.f_code.co_filename:
+        return  # it looks for a module
+    SEEN.add(name)
+    while frame and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    if frame:
+        IMPORTING[frame.f_code.co_filename].add(name)
 
 
-@cache
-def _imports(path: Path) -> frozenset[Path]:
-    """Files of the repository that a module names in its import statements, those inside of functions left out."""
+def _tracked(files: Iterable[str]) -> set[str]:
+    return {os.path.abspath(file).removeprefix(f"{ROOT}/") for file in files} & STARTED.keys()
+
+
+@functools.cache
+def _imports(name: str) -> frozenset[str]:
+    """Files of the repository that a module names in its import statements, with the packages above them."""
     found: set[str] = set()
-    package = list(path.relative_to(ROOT).with_suffix("").parts[:-1])
-    for node in ast.parse(path.read_bytes()).body:
+    package = name.split("/")[:-1]
+    tree = ast.parse((ROOT / name).read_bytes())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = [*package[: len(package) + 1 - node.level], node.module or ""] if node.level else [node.module or ""]
-            name = ".".join(part for part in base if part).removeprefix("src.")
-            found |= {name, *(f"{name}.{alias.name}" for alias in node.names)}
-    places = [root / Path(*name.split(".")) for name in found for root in (ROOT, ROOT / "src")]
-    files = [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")]
-    return frozenset(file for file in files if file.is_file())
+            module = ".".join(part for part in base if part).removeprefix("src.")
+            found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
+    paths = {path for each in found for path in itertools.accumulate(each.split("."), "{}/{}".format)}
+    files = {f"{root}{path}{end}" for path in paths for root in ("", "src/") for end in (".py", "/__init__.py")}
+    return frozenset(files & STARTED.keys())
 
 
 def places(files: Iterable[str]) -> list[str]:
-    """Folders, or files where they are recorded one by one, of these files and of all that they import."""
-    todo = {path for file in files if (path := Path(os.path.abspath(file))).is_relative_to(ROOT) and path.is_file()}
-    done: set[Path] = set()
+    """These files and all that they import; below `src` their folders, except for claims."""
+    todo, done = _tracked(files), set[str]()
     while todo:
-        path = todo.pop()
-        done.add(path)
-        if path.suffix == ".py":
-            todo |= _imports(path) - done
-    tracked = {str(path.relative_to(ROOT)) for path in done if path.parts[len(ROOT.parts)] in ("src", "tests")}
-    alone = {name for name in tracked if name.startswith(ONE_BY_ONE)}
-    return sorted(alone | {str(Path(name).parent) for name in tracked - alone})
+        name = todo.pop()
+        done.add(name)
+        if name.endswith(".py"):
+            todo |= (_imports(name) | _tracked(IMPORTING[f"{ROOT}/{name}"])) - done
+    coarse = {name for name in done if name.startswith("src/") and not name.startswith("src/regard/claims")}
+    folders = {name if (ROOT / name).is_dir() else os.path.dirname(name) for name in coarse}
+    return [EVERYTHING] if EVERYTHING in done else sorted(done - coarse | folders)
 
 
-@cache
-def _content(place: str) -> bytes:
-    path = ROOT / place
-    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
-    return b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files if file.is_file())
+def contents() -> dict[str, bytes]:
+    """What every file holds, what every folder holds, and everything."""
+    found: defaultdict[str, bytes] = defaultdict(bytes)
+    paths = [*ROOT.glob("[!.]*.*"), *(path for top in FOLDERS for path in (ROOT / top).rglob("*"))]
+    for path in sorted(paths):
+        if path.is_file() and path != RECORD and {"__pycache__", "_build"}.isdisjoint(path.parts):
+            name = str(path.relative_to(ROOT))
+            content = hashlib.sha256(path.read_bytes()).digest()
+            for place in (name, os.path.dirname(name), EVERYTHING):
+                found[place] += name.encode() + content
+    return dict(found)
 
 
-def digest(found: Iterable[str]) -> str:
-    """Of the content of these places, and of the versions of Python and torch."""
-    versions = f"{sys.version_info[:2]} {torch.__version__.partition('+')[0]}"
-    content = [name.encode() + _content(name) for name in found]
-    return hashlib.sha256(b"\0".join([versions.encode(), *content])).hexdigest()[:24]
+def digest(found: Iterable[str], held: Mapping[str, bytes]) -> str:
+    """Of the content of these places, and of versions, processor and environment."""
+    machine = [sys.version_info[:2], torch.__version__.partition("+")[0], np.__version__]
+    machine += [torch.backends.cpu.get_cpu_capability(), *map(os.environ.get, SETTINGS)]
+    always = {*ALWAYS, *(name for name in held if name.endswith("conftest.py"))}
+    content = [name.encode() + held.get(name, b"") for name in (*sorted(always), *found)]
+    return hashlib.sha256(b"\0".join([str(machine).encode(), *content])).hexdigest()[:24]
 
 
 def group(item: Any) -> str:
     """The name under which a test is recorded."""
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    return " ".join([item.nodeid.partition("::")[0], *([str(parameters["name"])] if "name" in parameters else [])])
+    parts = [item.config.option.markexpr, item.nodeid.partition("::")[0], str(parameters.get("name", ""))]
+    return " ".join(part for part in parts if part)
 
 
 def unchanged(name: str, record: Mapping[str, Mapping[str, Any]]) -> bool:
     """True if a group passed with what its places hold now."""
-    return name in record and digest(record[name]["places"]) == record[name]["digest"]
+    return name in record and digest(record[name]["places"], STARTED) == record[name]["digest"]
 
 
 def recorded() -> dict[str, Any]:
     """What has passed, by group."""
     return json.loads(RECORD.read_text()) if RECORD.exists() else {}
+
+
+def _forget() -> None:
+    """Empty what functions keep, so that the next group reads it as well."""
+    for name, module in list(sys.modules.items()):
+        for value in list(vars(module).values()) if name.startswith(("regard.", "tests.", "campaign.")) else ():
+            if isinstance(value, functools._lru_cache_wrapper) and value is not _imports:
+                value.cache_clear()
 
 
 @pytest.hookimpl(trylast=True)
@@ -123,20 +185,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[object]:
+    with reading() as files:
+        result = yield
+        SETTING_UP[fixturedef.argname] |= files
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     SEEN.clear()
-    SEEN.add(str(item.path))
+    SEEN.update({str(item.path), *(str(folder / "conftest.py") for folder in item.path.parents)})
     sys.setprofile(_called)
     try:
         return (yield)
     finally:
         sys.setprofile(None)
+        if nextitem is None or group(nextitem) != group(item):
+            _forget()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     if call.when == "teardown":
-        item.user_properties.append(("places", places(SEEN)))
+        shared = (SETTING_UP[name] for name in item.fixturenames)  # pyright: ignore[reportAttributeAccessIssue]
+        item.user_properties.append(("places", places(SEEN.union(*shared))))
     return (yield)
 
 
@@ -149,9 +222,9 @@ class Passed:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         told: dict[str, Any] = dict(report.user_properties)
-        name, count = told["group"]
+        name, count = told.get("group", ("", 0))  # a worker that crashed tells none
         self.left.setdefault(name, count)
-        if report.failed:
+        if not report.passed:
             self.left[name] = -1
         elif report.when == "teardown" and self.left[name] > 0:
             self.places.setdefault(name, set()).update(told["places"])
@@ -160,16 +233,21 @@ class Passed:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:  # all were left out
             session.exitstatus = pytest.ExitCode.OK
-        passed = {name: sorted(found) for name, found in self.places.items() if self.left[name] == 0}
-        record = recorded() | {name: {"digest": digest(found), "places": found} for name, found in passed.items()}
+        now, record = contents(), recorded()
+        for name, found in ((name, sorted(found)) for name, found in self.places.items() if self.left[name] == 0):
+            if digest(found, STARTED) == digest(found, now):  # else it may have passed with what no longer is
+                record[name] = {"digest": digest(found, now), "places": found}
         lines = [f"{json.dumps(name)}: {json.dumps(record[name])}" for name in sorted(record)]
         RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    chosen = config.option.keyword or any("::" in argument for argument in config.args)
+    STARTED.clear()
+    STARTED.update(contents())
+    options = ("keyword", "deselect", "lf", "stepwise")
+    chosen = any(getattr(config.option, name, None) for name in options) or any("::" in name for name in config.args)
     if not chosen and not hasattr(config, "workerinput"):  # part of a group does not pass for all of it
         config.pluginmanager.register(Passed())
 
 
-sys.addaudithook(_opened)
+sys.addaudithook(_audited)
