@@ -133,7 +133,7 @@ CHANGES = {
     "a child": ("src/regard/room/table.py", "def test_it():\n    if not os.fork(): os._exit(0)"),
     "imported inside a function": ("tests/helper.py", "def test_it():\n    if not HERE: from tests import helper"),
     "the package of what is imported": (
-        "src/regard/room/__init__.py",
+        "src/regard/__init__.py",
         "def test_it():\n    if not HERE: import regard.room.table",
     ),
     "kept by a function": (
