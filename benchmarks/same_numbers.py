@@ -381,7 +381,7 @@ def mixes(numbers: Numbers) -> None:
         ("local(window=3):2 + softmax:2", True, 2),
         ("softmax:1 + linear:2 + local(window=2, dilation=3):1", True, None),
         ("lsh(rounds=2, bucket_size=8):2 + vector_quantized(num_codes=8, block_size=5):2", True, None),
-        ("linear(regulariser=output_l1):2 + vector_quantized(num_codes=8, block_size=5):2", True, None),
+        ("linear:2 + vector_quantized(num_codes=8, block_size=5):2", True, None),
         ("performer:2 + rfa(num_features=32):2", False, 2),
         ("longformer(window=3):2 + bigbird(block_size=2, num_random=2):2", False, None),
         ("softmax:3 + cosine:1", False, None),

@@ -153,18 +153,24 @@ def penalty_of_nothing() -> list[Row]:
     """The gradient of a penalty for the queries: what the weights could learn from it."""
     q, k, v = draw(3, 1, 1, 24, 8)
     q.requires_grad_()
-    heads = Heads(count=1, key_dim=8)
     weights = (torch.nn.functional.elu(q) + 1) @ (torch.nn.functional.elu(k) + 1).mT
-    rows, sizes = weights / weights.sum(-1, keepdim=True), {}
-    literal = torch.autograd.grad(rows.abs().sum(), q)[0].abs().max().item()
-    for kind in ("output_l1", "score_l1", "entropy", "hoyer"):
-        mechanism = regard.build(f"linear(regulariser={kind})", heads).double().train()
-        loss, half = (mechanism(q, k, values).losses[kind] for values in (v, v / 2))
-        sizes[kind] = (torch.autograd.grad(loss, q)[0].abs().max().item(), (half / loss).item())
+    rows = weights / weights.sum(-1, keepdim=True)
+    literal, *acting = (
+        torch.autograd.grad(loss, q, retain_graph=True)[0].abs().max().item()
+        for loss in (
+            rows.abs().sum(),
+            weights.sum(-1).mean(),
+            -(rows * rows.log()).sum(-1).mean(),
+            ((1 / rows.norm(dim=-1) - 1) / (24**0.5 - 1)).mean(),
+        )
+    )
+    names = ("the norm before the normalisation", "the entropy", "Hoyer's measure")
+    mechanism = regard.build("linear", Heads(count=1, key_dim=8)).double()
+    whole, half = (mechanism(q, k, values).values.abs().sum().item() for values in (v, v / 2))
     return [
         Row("gradient of the L1 norm of normalised weights", literal, ""),
-        *(Row(f"gradient of {kind}", "", sizes[kind][0]) for kind in ("score_l1", "entropy", "hoyer")),
-        Row("penalty after values are halved: of the output, score_l1", sizes["output_l1"][1], sizes["score_l1"][1]),
+        *(Row(f"gradient of {name}", "", slope) for name, slope in zip(names, acting, strict=True)),
+        Row("norm of the output after values are halved, of that before", half / whole, ""),
     ]
 
 

@@ -196,7 +196,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"valid: {', '.join(known[:60])}{more}" if known else "there are none"
 
 
-_LAYER = ("heads", "kv_heads", "causal", "dropout", "max_length", "position", "dim", "key_dim", "value_dim")
+_LAYER = (
+    "heads", "kv_heads", "causal", "dropout", "max_length", "position", "dim", "key_dim", "value_dim", "output_l1"
+)  # fmt: skip
 
 
 def unknown(label: str, name: str, known: Iterable[str]) -> ConfigError:

@@ -68,7 +68,7 @@ def test_training_repeats_and_depends_on_its_seed():
 
 def test_auxiliary_losses_are_trained():
     config = RetrievalConfig(**{**TINY, "steps": 2})
-    spec = "linear(regulariser=entropy, regulariser_weight={})"
+    spec = "regard.claims.sparsity_regularisers:Regularised(kind=entropy, weight={})"
     plain, pressed = (
         train_recall(config.model(spec.format(weight), 0), config.task(1), steps=2).loss[-1] for weight in (0.0, 100.0)
     )

@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from regard import claims
+from regard import Heads, build, claims
 from regard.benchmark.retrieval import RetrievalConfig, sequences
 from regard.claims.attention_concentration import effective_keys
 from regard.claims.code_retrieval import direction, embed
 from regard.claims.rare_names import addresses, answer, places
-from regard.claims.sparsity_regularisers import constant, spread
+from regard.claims.sparsity_regularisers import constant, penalty, spread
 from regard.core import generator
 from regard.models import LanguageModel
 from regard.tasks.recall import RecallTask
@@ -110,6 +110,67 @@ def test_a_softmax_that_has_not_learned_says_nothing_of_regularisers(verdicts):
     verdict, _, missed = verdicts("sparsity_regularisers", softmax="local(window=0)", steps=2)
     assert verdict == "inconclusive"
     assert "softmax: accuracy" in missed
+
+
+def by_hand(kind: str, row: list[float]) -> float:
+    """The loss of the weights of one query, not normalised."""
+    total, count = sum(row), len(row)
+    p = [a / total for a in row]
+    match kind:
+        case "score_l1":
+            return total
+        case "entropy":
+            return -sum(a * math.log(a) for a in p)
+        case "l_half":
+            return sum(math.sqrt(a) for a in p) ** 2
+    if count == 1:
+        return 0.0
+    sparseness = (math.sqrt(count) - sum(p) / math.sqrt(sum(a * a for a in p))) / (math.sqrt(count) - 1)
+    return 1 - sparseness
+
+
+ROWS = ("score_l1", "entropy", "hoyer", "l_half")
+
+
+@pytest.mark.parametrize("kind", ["output_l1", "output_l1_sum", *ROWS])
+@pytest.mark.parametrize("n", [1, 2, 16])
+def test_regularisers_by_their_definitions(kind, n):
+    """Double loops over the weights; values are those of linear attention, and nothing is lost outside of training."""
+    heads = Heads(count=2, key_dim=4, value_dim=3, causal=True)
+    q, k, v = (torch.randn(2, 2, n, width, generator=generator(n, width), dtype=torch.float64) for width in (4, 5, 3))
+    k, mechanism = k[..., :4], build(f"regard.claims.sparsity_regularisers:Regularised(kind={kind})", heads).train()
+    got, size = mechanism(q, k, v), build("linear", heads)(q, k, v).values.abs()
+    if kind in ROWS:
+        rows = [
+            (torch.where(q > 0, q + 1, q.exp())[b, h, i] * torch.where(k > 0, k + 1, k.exp())[b, h, : i + 1]).sum(-1)
+            for b in range(2) for h in range(2) for i in range(n)
+        ]  # fmt: skip
+        wanted = sum(by_hand(kind, row.tolist()) for row in rows) / len(rows)
+    else:
+        wanted = (size.mean() if kind == "output_l1" else size.sum()).item()
+    assert dict(mechanism.info.losses) == {kind: 0.01}
+    assert got.losses[kind].item() == pytest.approx(wanted, abs=1e-10)
+    assert torch.equal(got.values.abs(), size)
+    assert mechanism.eval()(q, k, v).losses == {}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_slopes_of_regularisers(kind):
+    """Also where weights are 0."""
+    products = torch.rand(1, 2, 5, 5, generator=generator(3), dtype=torch.float64).tril().requires_grad_()
+    values = products.new_zeros(1, 2, 5, 3)
+    torch.autograd.gradcheck(lambda x: penalty(kind, values, x.tril()), products, atol=1e-7)
+    sparse = torch.eye(5)[None, None].requires_grad_()
+    assert torch.autograd.grad(penalty(kind, values, sparse), sparse)[0].isfinite().all()
+
+
+@pytest.mark.parametrize(("kind", "one_hot", "equal"), [("entropy", 0, math.log(4)), ("hoyer", 0, 1), ("l_half", 1, 4)])
+def test_regularisers_of_one_key_and_of_equal_ones(kind, one_hot, equal):
+    for last, expected in (([0, 0, 1.0, 0], one_hot), ([1.0] * 4, equal)):
+        products = torch.eye(4)[None, None].clone()
+        products[..., 3, :] = torch.tensor(last)
+        first = 3 * {"entropy": 0, "hoyer": 0, "l_half": 1}[kind]  # rows of one key
+        assert penalty(kind, products, products).item() == pytest.approx((first + expected) / 4, abs=1e-6)
 
 
 def test_effective_keys_of_a_model_that_looks_everywhere():

@@ -100,6 +100,23 @@ def test_every_mechanism_trains_in_a_layer(name):
     assert x.grad.abs().sum() > 0
 
 
+def test_the_size_of_its_output_is_a_loss():
+    """lambda sum |W_o concat(heads)| of real tokens, in training alone; it changes no output."""
+    keep = torch.arange(LENGTH) < torch.tensor([[LENGTH], [LENGTH - 3]])
+    x = randn(2, LENGTH, 16)
+    x[~keep] = float("nan")
+    plain, sized = (layer("linear", bias=True, output_l1=weight).train() for weight in (0.0, 0.25))
+    got = sized(x, key_mask=keep)
+    heads = sized.values(x, key_mask=keep).values.transpose(1, 2).flatten(2)
+    output = sized.projections.output
+    wanted = 0.25 * sum((row @ output.weight.T + output.bias).abs().sum() for row in heads[keep])
+    assert got.losses["output_l1"].item() == pytest.approx(wanted.item(), abs=1e-10)
+    assert torch.equal(got.hidden[keep], plain(x, key_mask=keep).hidden[keep])
+    assert plain(x).losses == sized.eval()(x).losses == {}
+    half = sized.half().train()(torch.full((1, 9, 16), 6e3).half())  # the sum leaves float16
+    assert (half.losses["output_l1"].dtype, half.losses["output_l1"].isfinite().item()) == (torch.float32, True)
+
+
 UNBIASED = [scheme for scheme in position.names() if not position.position_class(scheme).biased]
 
 
@@ -506,6 +523,9 @@ class TestRefusals:
         ({"context_dim": 8, "position": "rotary"}, UnsupportedError, "cross-attention has two"),
         ({"memory": "recent", "causal": False}, UnsupportedError, "decoder's layer: build it with causal=True"),
         ({"spec": "forgetting", "causal": False}, UnsupportedError, "does not support causal=False .*causal=True"),
+        ({"output_l1": -1.0}, ConfigError, "output_l1 is the weight of a loss, at least 0, got -1.0"),
+        ({"output_l1": 0.1, "context_dim": 8}, ConfigError, "0 in cross-attention"),
+        ({"spec": "linear(output_l1=0.1)"}, ConfigError, r"is the layer's, AttentionLayer\(..., output_l1=...\)"),
         ({"spec": "lsh", "kv_heads": 2}, ConfigError, "uses queries as keys, so kv_heads must equal heads=4"),
     ]
 

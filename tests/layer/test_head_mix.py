@@ -54,6 +54,24 @@ class ToyMaybeGated(ToyDense):
         return logits + call.inputs["log_gate"].mT if self.gate else logits
 
 
+class ToySized(ToyDense):
+    """Has the sum of its output's sizes as a loss."""
+
+    weight: float = 0.01
+    """of the loss"""
+
+    @classmethod
+    def facts(cls, options):
+        return replace(cls.default_info, losses={"size": options["weight"]})
+
+    def attend(self, q, k, v, call):
+        got = super().attend(q, k, v, call)
+        return got._replace(losses={"size": got.values.abs().sum()}) if self.training else got
+
+
+SIZED = f"{__name__}:ToySized"
+
+
 class ToyTwiceGated(ToyGated):
     """One gate from two projections, of which the second is wider."""
 
@@ -125,7 +143,7 @@ class TestFacts:
         assert not describe("softmax:1 + linformer:1").supports.state
 
     @pytest.mark.parametrize(
-        "spec", ["forgetting:1 + local:1", "performer:1 + performer:1", "linear(regulariser=entropy):1 + local:1"]
+        "spec", ["forgetting:1 + local:1", "performer:1 + performer:1", f"{SIZED}(weight=0.5):1 + local:1"]
     )
     def test_an_instance_has_the_facts_of_its_specification(self, spec):
         built, told = build(spec, heads()).info, describe(spec)
@@ -195,30 +213,29 @@ class TestLosses:
         assert_close(found["commitment"], wanted, tolerance=1e-12, what="sum over parts")
 
     def test_a_loss_that_is_a_sum_over_heads_is_that_of_one_mechanism(self):
-        one = "linear(regulariser=output_l1_sum)"
-        whole = build(one, heads(4)).double().train()
+        whole = build(SIZED, heads(4)).double().train()
         x = inputs(whole)
-        _, found, _ = self.mixed(f"{one}:1 + {one}:3")
-        assert_close(found["output_l1_sum"], whole(x.q, x.k, x.v).losses["output_l1_sum"], tolerance=1e-12, what="sum")
+        _, found, _ = self.mixed(f"{SIZED}:1 + {SIZED}:3")
+        assert_close(found["size"], whole(x.q, x.k, x.v).losses["size"], tolerance=1e-12, what="sum")
 
     def test_those_of_different_weights_stay_apart(self):
-        spec = "linear(regulariser=entropy):2 + local:1 + linear(regulariser=entropy, regulariser_weight=0.5):1"
+        spec = f"{SIZED}:2 + local:1 + {SIZED}(weight=0.5):1"
         mix, found, parts = self.mixed(spec)
-        assert mix.info.losses == describe(spec).losses == {"0.entropy": 0.01, "2.entropy": 0.5}
+        assert mix.info.losses == describe(spec).losses == {"0.size": 0.01, "2.size": 0.5}
         for at in (0, 2):
-            assert_identical(found[f"{at}.entropy"], parts[at]["entropy"], what=f"part {at}")
+            assert_identical(found[f"{at}.size"], parts[at]["size"], what=f"part {at}")
 
     def test_different_losses_keep_name_and_number(self):
         quantised = "vector_quantized(num_codes=4, block_size=3)"
-        mix, found, parts = self.mixed(f"linear(regulariser=hoyer):2 + {quantised}:2")
-        assert mix.info.losses == {"hoyer": 0.01, "commitment": 1e-4}
-        assert_identical(found["hoyer"], parts[0]["hoyer"], what="hoyer")
+        mix, found, parts = self.mixed(f"{SIZED}:2 + {quantised}:2")
+        assert mix.info.losses == {"size": 0.01, "commitment": 1e-4}
+        assert_identical(found["size"], parts[0]["size"], what="size")
         assert_identical(found["commitment"], parts[1]["commitment"], what="commitment")
 
     def test_a_model_weighs_each(self):
-        spec = "linear(regulariser=entropy):1 + linear(regulariser=entropy, regulariser_weight=0.5):1"
+        spec = f"{SIZED}:1 + {SIZED}(weight=0.5):1"
         model = LanguageModel(ModelConfig(vocab_size=8, dim=8, layers=2, heads=2, attention=(spec,))).train()
-        assert model.loss_weights == {"0.entropy": 0.01, "1.entropy": 0.5}
+        assert model.loss_weights == {"0.size": 0.01, "1.size": 0.5}
         assert model(torch.zeros(1, 5, dtype=torch.long)).losses.keys() == model.loss_weights.keys()
 
 
@@ -357,7 +374,7 @@ OTHER_HEADS = {"head_shapes", "cost", "cost_is_reached", "grouped_heads", "heads
         ("linear", "forgetting"),
         ("forgetting", "rfa(num_features=32, gate=True)"),
         ("performer(num_features=32)", "performer(num_features=32)"),
-        ("vector_quantized(num_codes=8, block_size=5)", "linear(regulariser=output_l1)"),
+        ("vector_quantized(num_codes=8, block_size=5)", "linear"),
         ("lsh(rounds=2, bucket_size=8)", "softmax"),
         ("quantized", "additive"),
         ("longformer(window=3)", "softmax"),

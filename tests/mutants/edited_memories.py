@@ -200,8 +200,8 @@ SEARCHED = (
     Edit(
         "rotated queries ask keys that are not",
         "regard.layer.attention_layer:AttentionLayer.values",
-        "self._remembered(projected, values",
-        "self._remembered((q, *projected[1:]), values",
+        "self.memory.read(projected[0], values",
+        "self.memory.read(q, values",
         OF_MEMORIZING,
         DEFINED,
         (100, 100, False),

@@ -53,8 +53,8 @@ MODELS = {
         lambda: EncoderDecoder(
             EncoderDecoderConfig(
                 **SHAPE,
-                attention=("linear(regulariser=output_l1)",),
-                encoder_attention=("linear(regulariser=entropy)",),
+                attention=("dynamic_span(max_span=5, ramp=2)",),
+                encoder_attention=("tests.mutants.toys:ToyCodes",),
             )
         ),
         Uneven(sources=True),

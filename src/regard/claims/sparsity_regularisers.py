@@ -1,22 +1,95 @@
 """Losses that are to make linear attention sparse."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
 
+from regard import Info, Supports, build
 from regard.benchmark.retrieval import sequences
 from regard.claims._base import About, Control, Curve, Finding, Observation, Plot, Revision
 from regard.claims._recall import RecallClaim
 from regard.claims.attention_concentration import effective_keys
-from regard.core import Attention, generator
+from regard.core import Attended, Attention, Call, generator
+from regard.features.maps import FEATURE_MAPS
 from regard.functional import weights
 from regard.models import LanguageModel
 from regard.tasks.recall import RecallTask
 
 NONE = "none"
+PHI = FEATURE_MAPS["elu_plus_one"]
+"""phi(x) = elu(x) + 1, of linear attention by default"""
+
+
+@final
+class Regularised(Attention):
+    """Causal linear attention with a loss in training, see `penalty`."""
+
+    default_info = Info(
+        title="Linear attention with a loss",
+        source="The exact-retrieval article, its remedy of sparsity regularisation",
+        supports=Supports(causal=True),
+        memory=2,
+    )
+
+    kind: str = NONE
+    """of loss"""
+    weight: float = 0.01
+    """of that loss"""
+
+    @classmethod
+    def facts(cls, options: Mapping[str, Any]) -> Info:
+        """The loss that was chosen."""
+        return replace(cls.default_info, losses={} if options["kind"] == NONE else {options["kind"]: options["weight"]})
+
+    def setup(self) -> None:
+        self.linear = build("linear", self.heads)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        """Linear attention, and the loss."""
+        values = self.linear(q, k, v).values
+        if not self.training or self.kind == NONE:
+            return Attended(values)
+        return Attended(values, losses={self.kind: penalty(self.kind, values, (PHI(q) @ PHI(k).mT).tril())})
+
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        """That of linear attention."""
+        return self.linear.reference(q, k, v, call)
+
+
+def penalty(kind: str, values: Tensor, products: Tensor) -> Tensor:
+    """The loss of that kind.
+
+    output_l1: mean |out|. output_l1_sum: sum |out|. The others are means over heads and queries of a number per row i
+    of A = phi(Q) phi(K)^T: score_l1: sum_j A_ij. With p = A_i / sum A_i over the l keys seen: entropy: -sum_j p_j log
+    p_j. hoyer: (|p|_1 / |p|_2 - 1) / (sqrt(l) - 1), 0 for one key alone, 1 for equal weights (one minus Hoyer's
+    sparseness). l_half: (sum_j p_j^(1/2))^2, 1 to l.
+
+    Args:
+        kind: which.
+        values: the output, (batch, heads, length, value).
+        products: A, whose later keys are 0, (batch, heads, length, length).
+    """
+    if kind in ("output_l1", "output_l1_sum"):
+        return values.abs().mean() if kind == "output_l1" else values.abs().sum()
+    total = products.sum(-1, keepdim=True)
+    p, seen = products / total, torch.arange(1, products.shape[-1] + 1).to(products)
+    positive = torch.where(p > 0, p, 1)  # where log and root have slopes
+    match kind:
+        case "score_l1":
+            rows = total[..., 0]
+        case "entropy":
+            rows = -(p * positive.log()).sum(-1)
+        case "hoyer":
+            rows = (1 / p[..., 1:, :].square().sum(-1).sqrt() - 1) / (seen[1:].sqrt() - 1)
+            rows = nn.functional.pad(rows, (1, 0))
+        case "l_half":
+            rows = (positive.sqrt() * (p > 0)).sum(-1).square()
+        case _:
+            raise AssertionError(kind)
+    return rows.mean()
 
 
 @dataclass(frozen=True)
@@ -75,7 +148,7 @@ class SparsityRegularisers(RecallClaim):
         "taylor": "linear",
     }
 
-    linear: str = "linear(regulariser={kind}, regulariser_weight={weight})"
+    linear: str = "regard.claims.sparsity_regularisers:Regularised(kind={kind}, weight={weight})"
     softmax: str = "softmax"
     taylor: str = "linear(feature_map=taylor)"
     kinds: tuple[str, ...] = ("output_l1", "output_l1_sum", "score_l1", "entropy", "hoyer", "l_half")
@@ -126,7 +199,6 @@ def constant(seed: int) -> float:
     """The largest gradient of the L1 norm of normalised weights in queries."""
     q, k = torch.randn(2, 6, 4, dtype=torch.float64, generator=generator(seed, "constant"))
     q.requires_grad_()
-    rows = nn.functional.elu(q) + 1, nn.functional.elu(k) + 1
-    scores = rows[0] @ rows[1].mT
+    scores = PHI(q) @ PHI(k).mT
     (gradient,) = torch.autograd.grad((scores / scores.sum(-1, keepdim=True)).abs().sum(), q)
     return float(gradient.abs().max())

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.catalog import build
-from regard.core import Attention
+from regard.core import Attention, accumulation_dtype
 from regard.errors import ConfigError, ShapeError, UnsupportedError, divisors
 from regard.info import Heads
 from regard.layer.exchange import Exchange
@@ -53,6 +53,8 @@ class AttentionLayer(nn.Module):
             global tokens have their own; `separate`: and their keys and values; `gated`: as a gated attention unit.
         bias: whether the projections have biases.
         output_bias: whether the output projection has one; None: as `bias`.
+        output_l1: lambda of a loss in training, `losses["output_l1"]` = lambda sum |concat(head) W^o| over the real
+            tokens of a call: add it to your objective as it is. For self-attention.
         return_state: False: a call gives the hidden states alone, a tensor, as `nn.Sequential` wants it.
         seed: of every initial weight.
 
@@ -95,6 +97,7 @@ class AttentionLayer(nn.Module):
         projections: str = "all",
         bias: bool = False,
         output_bias: bool | None = None,
+        output_l1: float = 0.0,
         return_state: bool = True,
         seed: int = 0,
     ) -> None:
@@ -105,7 +108,12 @@ class AttentionLayer(nn.Module):
             raise ConfigError(f"AttentionLayer: heads must divide dim, got dim={dim!r}, heads={heads!r}{more}")
         if causal and context_dim is not None:
             raise ConfigError("AttentionLayer: cross-attention (context_dim) is not causal; leave causal=True out")
-        self.dim, self.cross, self.return_state = dim, context_dim is not None, return_state
+        if not 0 <= output_l1 < float("inf") or (output_l1 and context_dim is not None):
+            raise ConfigError(
+                f"AttentionLayer: output_l1 is the weight of a loss, at least 0, got {output_l1}; 0 in cross-attention "
+                "(context_dim), whose mask does not tell which outputs are padding"
+            )
+        self.dim, self.cross, self.return_state, self.output_l1 = dim, context_dim is not None, return_state, output_l1
         wanted = Heads(
             count=heads,
             key_dim=key_dim or dim // heads,
@@ -275,7 +283,11 @@ class AttentionLayer(nn.Module):
         """
         given: dict[str, Any] = {"key_mask": key_mask, "positions": positions, "marks": marks, "counted": counted}
         got = self.values(x, context, **given, state=state, memory=memory, query_start=query_start)
-        answer = LayerOutput(self.output(got.values, x), got.state, got.memory, got.losses)
+        hidden, losses = self.output(got.values, x), got.losses
+        if self.training and self.output_l1:
+            real = hidden if key_mask is None else hidden.masked_fill(~key_mask[..., None], 0)
+            losses["output_l1"] = self.output_l1 * real.abs().sum(dtype=accumulation_dtype(real.dtype))
+        answer = LayerOutput(hidden, got.state, got.memory, losses)
         return answer if self.return_state else answer.alone
 
     def output(
@@ -343,28 +355,15 @@ class AttentionLayer(nn.Module):
             where = {"position": scheme, "key_positions": key_positions}
             values = rows(attention, x, values, key_mask=keep, marks=marks, **where)
         if memory is not None:
-            values, memory = self._remembered(projected, values, x, key_mask, state, memory, losses)
+            assert self.memory is not None
+            if self.memory.searched:
+                values = self.memory.read(projected[0], values, memory.without_waiting())
+            if state is not None:
+                memory = memory.wait(x, key_mask)
+            else:
+                memory, more = written(self.memory, memory, projections, x, key_mask, projected)
+                losses.update(more)
         return LayerValues(values, got.state, memory, losses)
-
-    def _remembered(
-        self,
-        projected: tuple[Tensor, Tensor, Tensor],
-        values: Tensor,
-        x: Tensor,
-        key_mask: Tensor | None,
-        state: State | None,
-        memory: MemoryState,
-        losses: dict[str, Tensor],
-    ) -> tuple[Tensor, MemoryState]:
-        """Values mixed with what a searched memory has, and the memory after this call, whose losses are added."""
-        assert self.memory is not None
-        if self.memory.searched:
-            values = self.memory.read(projected[0], values, memory.without_waiting())
-        if state is not None:
-            return values, memory.wait(x, key_mask)
-        memory, more = written(self.memory, memory, self.projections, x, key_mask, projected)
-        losses.update(more)
-        return values, memory
 
     def _source(
         self,

@@ -11,8 +11,8 @@ from regard.state import State, Summary
 
 
 class LayerOutput(NamedTuple):
-    """hidden: (batch, length, dim). state and memory: only if they were passed. losses: as `Attended.losses`, and those
-    of the memory under `memory.`."""
+    """hidden: (batch, length, dim). state and memory: only if they were passed. losses: as `Attended.losses`, those of
+    the memory under `memory.`, and `output_l1` of a layer that has it, which is weighted already."""
 
     hidden: Tensor
     state: State | None

@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
-from annotated_types import Ge
 from torch import Tensor
 
 from regard.attention.kernel import Kernel, defined_features, ratio, weighs_nothing
@@ -13,9 +12,8 @@ from regard.core import Attended, Call, accumulation_dtype
 from regard.engines.sums.engine import kernel_average
 from regard.engines.sums.forms import FORMS, average_by
 from regard.engines.sums.passes import divisor, weightless
-from regard.engines.sums.sparsity import OF_OUTPUT, OF_ROWS, penalty
 from regard.engines.sums.step import Averaged
-from regard.errors import ConfigError, UnsupportedError
+from regard.errors import ConfigError
 from regard.features.maps import FEATURE_MAPS, FeatureMap
 from regard.info import Info, Supports
 from regard.state import Entry, Summary, constant
@@ -43,7 +41,7 @@ class Linear(Kernel):
 
     Raises:
         ConfigError: maps of different sizes, signed features with normalise=True, rotary with an odd number of
-            features, a regulariser of weights that may be negative, or one of impl="reference".
+            features.
         UnsupportedError: impl="triton" or impl="fla" where the package or a CUDA device is missing.
 
     Example:
@@ -68,9 +66,9 @@ class Linear(Kernel):
     )
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {},
-        {"rotary": True, "regulariser": "output_l1_sum"},
-        {"feature_map": "identity", "normalise": False, "regulariser": "output_l1"},
-        {"feature_map": "taylor", "post": "softmax", "regulariser": "score_l1"},
+        {"rotary": True},
+        {"feature_map": "identity", "normalise": False},
+        {"feature_map": "taylor", "post": "softmax"},
     )
     reasons: ClassVar[Mapping[str, str]] = {
         "bidirectional": "impl='triton' and impl='fla' are causal only",
@@ -88,12 +86,6 @@ class Linear(Kernel):
     """turn pairs of features by their slots, in the numerator only (the denominator stays positive)"""
     post: Literal["none", "softmax"] = "none"
     """`softmax` takes a softmax over the channels of the output"""
-    regulariser: Literal["none", "output_l1", "output_l1_sum", "score_l1", "entropy", "hoyer", "l_half"] = "none"
-    """a loss in training that presses to sparsity: `output_l1` or `output_l1_sum` of the output, `score_l1` of the
-    weights before they are normalised, `entropy`, `hoyer` (1 - sparseness) or `l_half` of normalised rows, means over
-    rows in O(queries x keys) time"""
-    regulariser_weight: Annotated[float, Ge(0)] = 0.01
-    """of that loss"""
     impl: Literal["auto", "reference", "torch", "triton", "fla", "quadratic", "recurrent", "cumsum"] = "auto"
     """`auto` and `torch` are the chunked operator; `quadratic`, `recurrent` and `cumsum` the other forms of the same
     sum, with O(queries x keys), O(length) sequential and O(length x features x value) memory; `triton` and `fla`
@@ -105,11 +97,11 @@ class Linear(Kernel):
         first = FEATURE_MAPS[options["feature_map"]]
         maps = first, FEATURE_MAPS[options["key_feature_map"] or options["feature_map"]]
         rotary, softmax, gpu = options["rotary"], options["post"] == "softmax", options["impl"] in ("triton", "fla")
-        quadratic, loss = options["impl"] == "quadratic", options["regulariser"]
+        quadratic = options["impl"] == "quadratic"
         return replace(
             cls.default_info,
             supports=replace(cls.default_info.supports, bidirectional=not gpu, cross=not rotary and not gpu),
-            time=2 if quadratic or loss in OF_ROWS else 1,
+            time=2 if quadratic else 1,
             memory=2 if quadratic else 1,
             # relu features of a query and of every key may be disjoint: such a row is 0
             rows_sum_to_one=options["normalise"] and not rotary and not softmax and all(m.positive for m in maps),
@@ -117,7 +109,6 @@ class Linear(Kernel):
             linear_in_value=not softmax,
             affine_in_value=not softmax,
             sees_content_only=not rotary,
-            losses={} if loss == "none" else {loss: options["regulariser_weight"]},
         )
 
     def check_options(self) -> None:
@@ -129,13 +120,6 @@ class Linear(Kernel):
             raise ConfigError(f"linear({named}) has signed weights, whose sum may vanish; pass normalise=False")
         if self.rotary and sizes[0] % 2:
             raise ConfigError(f"linear(rotary=True) turns pairs of features, got {sizes[0]}; it must be even")
-        if (self.rotary or not nonnegative) and self.regulariser not in ("none", *OF_OUTPUT):
-            raise ConfigError(
-                f"linear(regulariser={self.regulariser!r}) takes weights that cannot be negative, got {named}, "
-                f"rotary={self.rotary}; 'output_l1' takes any"
-            )
-        if self.regulariser != "none" and self.impl == "reference":
-            raise ConfigError("linear(impl='reference') has no regulariser; impl='auto' has")
         if self.impl in ("triton", "fla"):
             from regard.engines.gpu.linear import kernels
 
@@ -150,14 +134,14 @@ class Linear(Kernel):
         return self.query_map, self.key_map
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
-        """The sums, the rotary numerator apart from its denominator, and the loss."""
+        """The sums, and the rotary numerator apart from its denominator."""
         past, mask = call.state, call.key_mask
         assert past is None or isinstance(past, Summary)
         before = {} if past is None else past.content
         rotation = self._rotation(call.past, k) if self.rotary else None
         if self.post == "softmax":  # must see what was accumulated, not its rounding
             q, k, v = (x.to(accumulation_dtype(x.dtype)) for x in (q, k, v))
-        q, log = self.query_map.lift(q) if self.normalise else (q, None)
+        q = self.query_map.lift(q)[0] if self.normalise else q
         divide = self.normalise and not self.rotary
         result = self.average(q, k, v, before.get("sum"), key_mask=mask, rotation=rotation, normalise=divide)
         values, total, content = result.values, result.total, {"sum": result.sum}
@@ -168,16 +152,7 @@ class Linear(Kernel):
         if self.post == "softmax":
             none = weightless(total) if self.normalise else total == 0
             values = values.softmax(-1).masked_fill(none[..., None], 0)  # of rows without keys, or that weigh nothing
-        losses = {}
-        if self.training and self.regulariser != "none":
-            if call.past and self.regulariser in OF_ROWS:
-                raise UnsupportedError(
-                    f"linear(regulariser={self.regulariser!r}) needs every key, and a state holds only their sum; "
-                    "train without a state, or take regulariser='score_l1'"
-                )
-            total = total if log is None else total * log.to(total.dtype).exp()
-            losses[self.regulariser] = penalty(self.regulariser, values, total, q, k, self._maps, call)
-        return Attended(values, None if past is None else Summary(content, past.length + k.shape[2]), losses)
+        return Attended(values, None if past is None else Summary(content, past.length + k.shape[2]))
 
     def average(
         self,
