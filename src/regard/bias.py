@@ -90,11 +90,6 @@ class ScoreBias:
             return torch.zeros(1, 1, *distance.shape, device=distance.device)
         return total
 
-    def rows(self, picked: slice) -> "ScoreBias":
-        """The bias of some of the batch rows (parts without rows stay as they are)."""
-        table = self.table if self.table is None or len(self.table) == 1 else self.table[picked]
-        return replace(self, query=None if self.query is None else self.query[picked], table=table)
-
     def heads(self, picked: slice) -> "ScoreBias":
         """The bias of some of the heads (parts with one shared head stay as they are)."""
 

@@ -63,8 +63,6 @@ class Call(NamedTuple):
     """whether the log-sum-exp is asked for"""
     paired: bool = False
     """not causal: the queries are the tokens of the keys, so that the key mask hides them too"""
-    rows: Sequence[int] | None = None
-    """of the batch, whose queries these are, ascending; None: all"""
 
     def visible(self, q: Tensor, k: Tensor) -> Bool[Tensor, "batch 1 queries keys"]:
         """The allowed pairs of a call without a state as one tensor, True = allowed, for definitions."""

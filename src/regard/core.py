@@ -7,7 +7,7 @@ keys are the past. In masks True means keep.
 # Callers without a type checker are told what is wanted.
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import final
 
 import torch
@@ -71,7 +71,6 @@ class Attention(Mechanism, ABC):
         query_start: int | None = None,
         state: State | None = None,
         lse: bool = False,
-        rows: Sequence[int] | None = None,
     ) -> Attended:
         """Attend.
 
@@ -88,7 +87,6 @@ class Attention(Mechanism, ABC):
                 the last key of this part of the keys.
             state: the past; never modified.
             lse: also return the log-sum-exp of the logits, by which parts over disjoint keys are merged.
-            rows: of the batch, ascending, whose queries and bias these are, where it `averages_rows`; None: all.
 
         Returns:
             Attended(values (batch, heads, queries, value), state, losses, lse).
@@ -105,7 +103,7 @@ class Attention(Mechanism, ABC):
         elif not isinstance(inputs, (dict, Mapping)):  # dict first: an abstract class is asked in Python
             raise ShapeError(f"{self._name} takes the inputs {sorted(self.info.inputs)} by name, got {kind_of(inputs)}")
         info = self.info
-        self._check_call(q, k, v, key_mask, bias, marks, state, query_start, rows)
+        self._check_call(q, k, v, key_mask, bias, marks, state, query_start)
         if state is not None:
             self.check_state(state, k)
         past = 0 if state is None else state.length
@@ -121,7 +119,7 @@ class Attention(Mechanism, ABC):
             k, v, inputs = self._without_hidden(k, v, inputs, key_mask)
         if inputs:
             self._check_bounds(inputs)
-        call = self._call(q, k, key_mask, bias, marks, inputs, query_start, state, lse, rows)
+        call = self._call(q, k, key_mask, bias, marks, inputs, query_start, state, lse)
         self.check_length(call.past + k.shape[2])
         run = self.attend
         if self.impl == "reference":
@@ -189,7 +187,6 @@ class Attention(Mechanism, ABC):
         marks: Tensor | None,
         state: State | None,
         query_start: int | None,
-        rows: Sequence[int] | None = None,
     ) -> None:
         """Refuse tensors that do not fit each other or the mechanism, and whatever it does not support.
 
@@ -200,14 +197,11 @@ class Attention(Mechanism, ABC):
             raise ShapeError(f"{self._name}: q, k and v must be tensors, got {', '.join(map(kind_of, (q, k, v)))}")
         heads, supports = self.heads, self.info.supports
         shapes, dtype = (q.shape, k.shape, v.shape), q.dtype
-        if rows is not None:
-            self.check_rows(rows, len(k), state)
-        batch = shapes[0][0] if rows is None else shapes[1][0]
+        batch = shapes[0][0]
         for label, shape in zip("qkv", shapes, strict=True):
             count, width = self.widths[label]
-            among = batch if rows is None or label != "q" else len(rows)
-            if len(shape) != 4 or shape[1] != count or shape[3] != width or shape[0] != among:
-                wanted = f"(batch={among}, heads={count}, length, dim={width})"
+            if len(shape) != 4 or shape[1] != count or shape[3] != width or shape[0] != batch:
+                wanted = f"(batch={batch}, heads={count}, length, dim={width})"
                 raise ShapeError(f"{self._name}: {label} must be {wanted}, got {tuple(shape)}")
         if not q.is_floating_point() or k.dtype != dtype or v.dtype != dtype:
             raise ShapeError(
@@ -295,13 +289,12 @@ class Attention(Mechanism, ABC):
         query_start: int | None,
         state: State | None = None,
         lse: bool = False,
-        rows: Sequence[int] | None = None,
     ) -> Call:
         past, causal = 0 if state is None else state.length, self.heads.causal
         paired = not causal and query_start is None and q.shape[2] == past + k.shape[2]
         if query_start is None:
             query_start = past + k.shape[2] - q.shape[2] if causal else 0
-        return Call(key_mask, bias, marks, inputs, state, causal, past, query_start, lse, paired, rows)
+        return Call(key_mask, bias, marks, inputs, state, causal, past, query_start, lse, paired)
 
     @final
     def definition(

@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, final
 
 import torch
 from torch import Tensor
@@ -143,29 +142,6 @@ class Mechanism(Configured):
     def activate(self, raw: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The declared inputs, each slot from its own projections of `raw_inputs`; by default these themselves."""
         return raw
-
-    @property
-    def averages_rows(self) -> bool:
-        """Whether it takes `rows`: queries of some rows of a batch, without the averages of the others."""
-        return False
-
-    def check_rows(self, rows: object, batch: int, state: State | None) -> None:
-        """Refuse queries of some rows of a batch where the averages of all would be computed, and rows that are none.
-
-        Raises:
-            UnsupportedError: without a state, in training, or unless `averages_rows`.
-            ShapeError: other than numbers of the batch, each larger than the one before.
-        """
-        if not self.averages_rows:
-            raise UnsupportedError(f"{self._name} computes averages of all rows here; leave rows out, and pick some")
-        if state is None or self.training:
-            raise UnsupportedError(f"{self._name} takes rows with a state and in eval() alone; leave them out")
-        numbers: list[Any] = list(cast("Sequence[Any]", rows)) if isinstance(rows, Sequence) else [None]
-        sound = all(type(row) is int for row in numbers)
-        if not sound or any(not one < other for one, other in pairwise([-1, *numbers, batch])):
-            raise ShapeError(
-                f"{self._name}: rows must be numbers of the batch, ascending, from 0 to {batch - 1}, got {rows!r}"
-            )
 
     def refuse_left_padding(self, key_mask: Tensor) -> None:
         """Refuse a mask whose first real key is not the first one, for patterns that depend on absolute slots.

@@ -115,20 +115,6 @@ def test_operations_fall_with_exits(rows):
     assert counted[0] > counted[1] > counted[2]
 
 
-def test_averages_are_computed_of_rows_that_are_there():
-    """A row that has left gives its keys to the blocks above, and asks them nothing."""
-    model, seen = model_of("light_exit(threshold=0.55, whole=0)"), []
-    with torch.no_grad():
-        state = model.hidden(TOKENS[:, :8], state=model.initial_state(4)).state
-        for layer in model.layers:
-            layer.attention.register_forward_pre_hook(
-                lambda _, given: seen.append(given[0].shape[0] * given[0].shape[2])
-            )
-        steps = model.hidden(TOKENS[:, 8:], state=state).steps
-    assert seen == [int((steps > at).sum()) for at in range(4)]
-    assert len(set(seen)) > 2
-
-
 def test_the_mlp_is_computed_of_tokens_that_are_there():
     model, seen = model_of("light_exit(threshold=0.55)"), []
     for block in model.blocks:

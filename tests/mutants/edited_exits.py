@@ -3,79 +3,21 @@
 from tests.mutants.edits import Edit
 
 LEAVING, LIGHT = "regard.models.depth._leaving:Leaving", "regard.models.depth.light_exit"
-ROWS, DENSE, BLOCKS = "regard.layer.some_rows:of_rows", "regard.attention.dense._base", "regard.models.blocks._base"
-OF_LIGHT, OF_EARLY, OF_ROWS = (
-    f"tests.{name}" for name in ("models.test_light_exit", "models.test_early_exit", "layer.test_some_rows")
-)
+OF_LIGHT, OF_EARLY = "tests.models.test_light_exit", "tests.models.test_early_exit"
 AGAIN, READING = "regard.benchmark.rereading:Rereading", "tests.benchmark.test_rereading"
 P_VALUES, SEARCH = "regard.calibration.p_values", "regard.calibration.learn_then_test"
 OF_P_VALUES, OF_SEARCH = "tests.calibration.test_p_values", "tests.calibration.test_learn_then_test"
 FORMULAS, THRESHOLDS = "test_each_token_by_the_formulas", "test_every_threshold_is_a_call_of_its_own"
-STREAMED = "early_exit(threshold=0.04)", {"tied": False}
-TURNED = "softmax", {"kv_heads": 2, "position": "rotary"}, 3
 READ = "early_exit", 0.15, "disagreement", 16
 
 WHO = (
-    Edit("values of other rows", f"{DENSE}:Dense.of_rows", "v[theirs]", "v[ours]", "softmax", "state_rows"),
-    Edit("masks of other rows", f"{DENSE}:Dense.of_rows", "real[theirs]", "real[ours]", "softmax", "state_rows"),
-    Edit(
-        "one bias for all rows",
-        "regard.bias:ScoreBias.rows",
-        "self.table[picked]",
-        "self.table[:1]",
-        "softmax",
-        "state_rows",
-    ),
-    Edit(
-        "rows with gaps as one run",
-        f"{DENSE}:side_by_side",
-        "row != rows[at - 1] + 1",
-        "row < rows[at - 1]",
-        "softmax",
-        "state_rows",
-    ),
-    Edit(
-        "queries turned by the places of other rows",
-        ROWS,
-        "else at[picked]",
-        "else at[: len(picked)]",
-        OF_ROWS,
-        "test_some_rows_are_those_of_all",
-        TURNED,
-    ),
-    Edit(
-        "outputs of all rows where none are apart",
-        ROWS,
-        "got.values[picked], x[picked]",
-        "got.values[:3], x[:3]",
-        OF_ROWS,
-        "test_some_rows_are_those_of_all",
-        ("linear", {}, 3),
-    ),
-    Edit(
-        "what rows became is put into the first rows",
-        f"{BLOCKS}:OneStream.run",
-        "x.to(some.dtype).index_copy(0, picked, some)",
-        "x.index_copy(0, torch.arange(len(picked)), some)",
-        OF_EARLY,
-        "test_rows_that_leave_at_different_depths_stream",
-        STREAMED,
-    ),
     Edit(
         "no MLP of those that are there",
-        f"{BLOCKS}:Block.mixed",
+        "regard.models.blocks._base:Block.mixed",
         "whole[only] = found",
         "whole[only] = 0.0",
         OF_LIGHT,
         FORMULAS,
-    ),
-    Edit(
-        "everything of everyone",
-        f"{LEAVING}.until_left",
-        "and some else None",
-        "and some and not at else None",
-        OF_LIGHT,
-        "test_averages_are_computed_of_rows_that_are_there",
     ),
     Edit(
         "MLPs of everyone",

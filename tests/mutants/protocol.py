@@ -41,10 +41,8 @@ class AnyBias(ToyDense):
 class CountsBackFromTheKeys(ToyDense):
     """Takes a slot below 0 for one that is counted from the last key back."""
 
-    def _check_call(
-        self, q: Tensor, k: Tensor, v: Tensor, a: Any, b: Any, c: Any, d: Any, query_start: Any, rows: Any = None
-    ) -> None:
-        super()._check_call(q, k, v, a, b, c, d, None if query_start is None else query_start % q.shape[2], rows)
+    def _check_call(self, q: Tensor, k: Tensor, v: Tensor, a: Any, b: Any, c: Any, d: Any, query_start: Any) -> None:
+        super()._check_call(q, k, v, a, b, c, d, None if query_start is None else query_start % q.shape[2])
 
 
 @mutant("state_bias")

@@ -355,20 +355,3 @@ class RefusesTooLate(ToyKernel):
 
     def grown(self, state: State, total: Tensor, keys: int) -> State:
         return _TakenApart({"sum": total}, state.length + keys)
-
-
-@mutant("state_rows")
-class AnswersTheFirstRows(ToyDense):
-    """Gives queries of some rows the answers of as many first ones."""
-
-    @property
-    def averages_rows(self) -> bool:
-        return True
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
-        if call.rows is None:
-            return super().attend(q, k, v, call)
-        every = q.new_zeros(len(k), *q.shape[1:])
-        every[list(call.rows)] = q
-        answer = super().attend(every, k, v, call._replace(rows=None))
-        return answer._replace(values=answer.values[: len(call.rows)])

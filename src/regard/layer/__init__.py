@@ -6,7 +6,6 @@ from regard.layer.exchange import Exchange
 from regard.layer.joined import Part, side_by_side
 from regard.layer.outputs import LayerOutput, LayerValues, Prepared
 from regard.layer.projections import GatedProjections, OffsetScale, Projections, linear
-from regard.layer.some_rows import of_rows
 
 __all__ = [
     "AttentionLayer",
@@ -20,6 +19,5 @@ __all__ = [
     "Prepared",
     "Projections",
     "linear",
-    "of_rows",
     "side_by_side",
 ]

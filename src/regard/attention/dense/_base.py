@@ -1,6 +1,5 @@
 """The dense templates: every query against every key that it may see, and the steps that definitions share."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -58,26 +57,7 @@ class Dense(Attention):
         k, v, call = remember(k, v, call)
         if not (q.shape[2] or call.lse):
             return Attended(v.new_empty(*q.shape[:3], v.shape[3]), call.state)
-        return self.average(q, k, v, call) if call.rows is None else self.of_rows(q, k, v, call)
-
-    @property
-    def averages_rows(self) -> bool:
-        """Where keys, values, a mask and a bias are all that the averages read."""
-        plain = type(self).attend is Dense.attend and self.impl != "reference" and not self.info.inputs
-        return plain and self.heads.causal and (self.info.grouped == "native" or self.heads.group == 1)
-
-    def of_rows(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
-        """The averages of the rows of a call, from keys and values of all: one call for those that lie side by side."""
-        assert call.rows is not None
-        answers: list[Attended] = []
-        for ours, theirs in side_by_side(call.rows) or [(slice(0), slice(0))]:
-            bias, real = call.bias, call.key_mask
-            bias, real = None if bias is None else bias.rows(ours), None if real is None else real[theirs]
-            given = call._replace(bias=bias, key_mask=real, rows=None)
-            answers.append(self.average(q[ours], k[theirs], v[theirs], given))
-        sums = [one.lse for one in answers if one.lse is not None]
-        values = torch.cat([one.values for one in answers])
-        return Attended(values, call.state, lse=torch.cat(sums) if sums else None)
+        return self.average(q, k, v, call)
 
     def average(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """The average over every key, from projected q and k."""
@@ -111,18 +91,6 @@ class Scaled(Dense):
     def factor(self) -> float:
         """The factor of the inner products."""
         return self.heads.key_dim**-0.5 if self.scale is None else self.scale
-
-
-def side_by_side(rows: Sequence[int]) -> list[tuple[slice, slice]]:
-    """Runs of ascending rows that lie next to each other: where they are among `rows`, and in the batch.
-
-    Example:
-        >>> side_by_side([1, 2, 5])
-        [(slice(0, 2, None), slice(1, 3, None)), (slice(2, 3, None), slice(5, 6, None))]
-    """
-    starts = [at for at, row in enumerate(rows) if not at or row != rows[at - 1] + 1]
-    ends = [*starts, len(rows)][1:]
-    return [(slice(a, b), slice(rows[a], rows[a] + b - a)) for a, b in zip(starts, ends, strict=True)]
 
 
 def remember(k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Call]:

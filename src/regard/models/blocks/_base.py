@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.core import generator
 from regard.errors import ConfigError
-from regard.layer import AttentionLayer, LayerOutput, of_rows
+from regard.layer import AttentionLayer, LayerOutput
 from regard.memory import MemoryState
 from regard.models.block_config import BlockConfig, NormPlace, Recomputed
 from regard.models.parts import Mlp, build_norm, in_pieces
@@ -113,8 +113,8 @@ class Block(nn.Module, ABC):
         """The hidden states after this block; state, memory and losses as `AttentionLayer` returns them.
 
         Args:
-            only: the tokens whose hidden states are asked for, where the MLP of the others may be left out, and the
-                averages of rows without any; what comes back for them means nothing. Keys and values are those of all.
+            only: the tokens whose hidden states are asked for, where the MLP of the others may be left out; what comes
+                back for them means nothing. Keys and values are those of all.
             counted: as `AttentionLayer.forward`.
         """
         x, again = self.placed(x, positions), self.checkpoint == "block"
@@ -206,18 +206,11 @@ class OneStream(Block, ABC):
         only: Tensor | None = None,
         counted: Tensor | None = None,
     ) -> LayerOutput:
-        """Attention, and what follows it; of rows that nothing is asked of neither."""
-        given, inner = {"key_mask": key_mask, "positions": positions, "marks": marks}, self.attended(x)
-        rows = None if only is None else only.any(1)
-        if only is None or rows is None or bool(rows.all()):
-            attend = partial(self.attention, **given, memory=memory, counted=counted)
-            output = recomputed(self.checkpoint == "attention", attend, inner, module=self, state=state)
-            return LayerOutput(self.behind(x, inner, output.hidden, only), *output[1:])
-        picked = rows.nonzero()[:, 0]
-        output = of_rows(self.attention, inner, picked.tolist(), **given, state=state, counted=counted)
-        theirs = only[picked]
-        some = self.behind(x[picked], inner[picked], output.hidden, None if bool(theirs.all()) else theirs)
-        return LayerOutput(x.to(some.dtype).index_copy(0, picked, some), *output[1:])
+        """Attention, and what follows it."""
+        given = {"key_mask": key_mask, "positions": positions, "marks": marks, "memory": memory, "counted": counted}
+        inner, attend = self.attended(x), partial(self.attention, **given)
+        output = recomputed(self.checkpoint == "attention", attend, inner, module=self, state=state)
+        return LayerOutput(self.behind(x, inner, output.hidden, only), *output[1:])
 
     @abstractmethod
     def behind(

@@ -130,8 +130,8 @@ class Leaving(Depth, ABC):
         """Every block, for the tokens that have not left.
 
         A block takes the keys of tokens that have left from the states that these left with. MLPs are computed of the
-        others alone, and averages of the rows that have others; a block that no token of the call needs is left out but
-        for its keys. In training everything is computed of every token.
+        others alone, averages of all; a block that no token of the call needs is left out but for its keys. In training
+        everything is computed of every token.
 
         Args:
             leaves: asked after every block but the last; None: no token leaves.

@@ -60,8 +60,8 @@ class EarlyExit(Leaving):
     block in training, as does one at lambda = 1.
 
     Cost: of every token the MLPs of its blocks, and for `softmax` an output layer after each but the last; averages of
-    the rows that have tokens left, or of all rows (`averages_rows`), up to the last of a call to leave; the keys of
-    every block; in training an output layer for each that learns. State: that of the blocks, and for `sequence` a sum.
+    all tokens up to the last of a call to leave; the keys of every block; in training an output layer for each that
+    learns. State: that of the blocks, and for `sequence` a sum.
 
     Raises:
         ConfigError: reversible blocks, whose stream is two, or a memory; `softmax` or what learns from targets in a

@@ -1,14 +1,11 @@
 """Law 2: one method for training, prefill and decoding."""
 
-from typing import Any
-
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
 from regard.bias import ScoreBias
 from regard.core import Attention, State
-from regard.errors import UnsupportedError
 from regard.testing.checks.bias import far_curve, far_relative, within
 from regard.testing.compare import assert_close, assert_gradients, assert_identical
 from regard.testing.inputs import (
@@ -362,31 +359,3 @@ def _real(mask: Tensor | None, first: int) -> Tensor:
     """Rows of the queries from `first` on that are real themselves."""
     rows = torch.ones(2, LENGTH, dtype=torch.bool, device=here()) if mask is None else mask
     return rows[:, None, first:].expand(-1, 2, -1)
-
-
-@check(_STATELESS, _NOT_CAUSAL)
-def state_rows(subject: Subject) -> None:
-    """Queries of some rows of a batch get what they get among all of them; or the mechanism refuses them."""
-    mechanism, rows = subject.build(True, dtype=torch.float64), [0, 2, 3]
-    x = subject.inputs(mechanism, batch=5, dtype=torch.float64)
-    early, late, supports = x.slots(0, 8), x.slots(8, LENGTH), subject.info.supports
-    if not mechanism.averages_rows:
-        try:
-            mechanism(late.q[rows], late.k, late.v, inputs=late.more, state=start(mechanism, 5), rows=rows)
-        except UnsupportedError:
-            return
-        require(False, "rows of a batch are taken, though averages_rows is False")
-    keep = mask_with_holes(5, LENGTH)
-    table = randn(5, 1, LENGTH - 8, LENGTH, seed="table", dtype=torch.float64)
-    for mask in (None, keep) if supports.key_mask else (None,):
-        first, real = (None, None) if mask is None else (mask[:, :8], mask[:, 8:])
-        state = run(mechanism, early, key_mask=first, state=start(mechanism, 5)).state
-        for biased in (False, True) if supports.bias else (False,):
-            of_all, of_some = (ScoreBias(table=each) if biased else None for each in (table, table[rows]))
-            whole = run(mechanism, late, key_mask=real, bias=of_all, state=state)
-            given: dict[str, Any] = {"key_mask": real, "bias": of_some, "state": state, "rows": rows}
-            with torch.no_grad():
-                some = mechanism(late.q[rows], late.k, late.v, **given)
-            what = f"rows {rows}{'' if mask is None else ', masked'}{', biased' if biased else ''}"
-            assert_close(some.values, whole.values[rows], tolerance=1e-12, what=what)
-            same_state(some.state, whole.state, what)
