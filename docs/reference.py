@@ -13,11 +13,10 @@ import pages
 
 import regard
 from regard import calibration
-from regard.engines.routed import hashes, neighbours
 from regard.integrations import pretrained
 from regard.integrations import torch as torch_integration
 
-PAGES = ("functions", "parts", "errors", "integrations", "hashing", "calibration")
+PAGES = ("functions", "parts", "errors", "integrations", "calibration")
 """in this order in the table of contents"""
 
 
@@ -65,23 +64,6 @@ def integrations_page() -> str:
     lines = ["# Integrations", "", "[Into a model that you have](../../drop_in.md) and ", ""]
     lines[-2] += "[published weights](../../pretrained.md) show them in use."
     return page([*lines, *(line for module in (pretrained, torch_integration) for line in contents(module))])
-
-
-def hashing_page() -> str:
-    """Hashes, what their collisions add up to, and the search by them, whose methods follow."""
-    lines = [
-        "# Hashing",
-        "",
-        "[Nearest neighbours by hashing](../../concepts.md#nearest-neighbours-by-hashing) shows ",
-        "",
-    ]
-    lines[-2] += "it in use."
-    lines += [line for module in (hashes, neighbours) for line in contents(module)]
-    index = neighbours.NearestNeighbours
-    lines += ["## Methods of `NearestNeighbours`", ""]
-    return page(
-        [*lines, *(line for one in api.methods(api.definition(index)) for line in api.method_entry(index, one))]
-    )
 
 
 def calibration_page() -> str:

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from regard import catalog, claims, register
+from regard.claims._hashes import all_of, any_of
 from regard.claims._plateau import FINISHED
 from regard.claims._units import OVER
-from regard.engines.routed.hashes import And, Or
 from tests.claims.depth_stand_ins import CALIBRATED, NAIVE, leave, looks, ponders, saves, unseen
 from tests.claims.gated_stand_ins import AFTER, elsewhere, letters
 from tests.claims.memory_stand_ins import (
@@ -189,7 +189,7 @@ FAILS: Mapping[str, Way] = {
     "knn_lm_gain": Way(module=untrained(), method={"gained": in_turn(0.05, 0.03, 0.02, 0.02, 0.01, 0.0), **OWN}),
     "linear_attention_forms": Way(module={"processor_seconds": fastest("chunked")}),
     "longer_memory": Way(method=by_length(0.01)),
-    "lsh_collisions": Way(module={"STEEP": (Or(8), And(8))}),
+    "lsh_collisions": Way(module={"STEEP": (any_of(8), all_of(8))}),
     "lsh_recall": Way({"hashed": "lsh(num_buckets=256, rounds={rounds})"}),
     "memory_against_size": Way(method=by_size(5.2)),
     "memory_by_fine_tuning": Way(module={**untrained(), "bits": in_turn(2.6, 2.7, 2.4, 2.45)}, method=ASKED),

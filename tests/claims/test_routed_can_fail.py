@@ -7,11 +7,11 @@ import torch
 
 from regard import Heads, build, claims
 from regard.attention.routed.lsh import Buckets, Lsh
+from regard.claims._hashes import all_of, any_of
 from regard.claims.lsh_collisions import ANGLES, vectors
 from regard.claims.lsh_recall import LshRecall
 from regard.claims.shared_query_key import SharedQueryKey
 from regard.core import generator
-from regard.engines.routed.hashes import And, Or
 from regard.models import LanguageModel
 from tests.claims.stand_ins import read
 
@@ -28,7 +28,7 @@ def judged(name, **settings):
 @pytest.mark.parametrize(
     ("attribute", "other", "failing"),
     [
-        ("STEEP", (Or(8), And(8)), "near - far: AND of 8, then OR of 8, over one hash"),
+        ("STEEP", (any_of(8), all_of(8)), "near - far: AND of 8, then OR of 8, over one hash"),
         (
             "one_hash",
             lambda name, angle, buckets: (1 + math.cos(angle)) / 2,

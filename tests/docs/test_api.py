@@ -85,16 +85,6 @@ def test_the_integrations_are_complete():
             assert f"\nfrom {module.__name__} import {name}\n" in page
 
 
-def test_the_hashing_is_complete():
-    page = reference.hashing_page()
-    for module in (reference.hashes, reference.neighbours):
-        for name in module.__all__:
-            assert f"\nfrom {module.__name__} import {name}\n" in page
-    for name, member in vars(reference.neighbours.NearestNeighbours).items():
-        if inspect.isfunction(member) and not name.startswith("_"):
-            assert f"\n### {name}\n" in page
-
-
 def test_the_calibration_is_complete():
     page = reference.calibration_page()
     for name in reference.calibration.__all__:

@@ -10,27 +10,27 @@ import torch
 from torch import Tensor
 
 from regard.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
-from regard.core import generator
-from regard.engines.routed.hashes import (
+from regard.claims._hashes import (
+    ONE_OF_TWO,
     Amplification,
-    And,
-    Or,
-    Xor,
+    all_of,
     amplified,
+    any_of,
     collision_probability,
     cross_polytope_hash,
     sensitivity,
 )
+from regard.core import generator
 
 ANGLES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 """between two vectors, in units of pi"""
 RULES: Mapping[str, tuple[Amplification, ...]] = {
-    "and": (And(4),),
-    "or": (Or(4),),
-    "xor": (Xor(),),
-    "and, or": (And(4), Or(4)),
+    "and": (all_of(4),),
+    "or": (any_of(4),),
+    "xor": (ONE_OF_TWO,),
+    "and, or": (all_of(4), any_of(4)),
 }
-STEEP = (And(8), Or(8))
+STEEP = (all_of(8), any_of(8))
 """the rule that tells a near vector (0.1 pi) from a far one (0.5 pi)"""
 TOGETHER = 20_000
 """hashes at a time"""

@@ -1,4 +1,4 @@
-"""Hashes and their amplification against their definitions, against formulas by simulation, and at known points."""
+"""Hashes of `lsh_collisions` and their amplification: definitions, formulas by simulation, known points."""
 
 import itertools
 import math
@@ -8,18 +8,17 @@ import torch
 from torch import Tensor
 
 from regard import Heads, build
-from regard.engines.routed.hashes import (
-    Amplification,
-    And,
-    Or,
-    Xor,
+from regard.claims._hashes import (
+    ONE_OF_TWO,
+    all_of,
     amplified,
+    any_of,
     collision_probability,
     cross_polytope_hash,
     sensitivity,
-    sign_hash,
 )
-from regard.errors import ConfigError, InputError, ShapeError
+
+pytestmark = pytest.mark.study
 
 DRAWS = 60_000
 
@@ -48,8 +47,9 @@ def test_a_hash_is_the_nearest_of_columns_and_their_opposites() -> None:
     turned = torch.einsum("nd,hdc->nhc", x.double(), rotations.double())
     assert torch.equal(cross_polytope_hash(x, rotations).long(), torch.cat([turned, -turned], -1).argmax(-1))
     directions = randn(7, 6, seed=2)
-    assert torch.equal(sign_hash(x, directions).long(), (x.double() @ directions.double().mT < 0).long())
-    assert torch.equal(sign_hash(1e-3 * x, directions), sign_hash(x, directions))
+    sides = cross_polytope_hash(x, directions[..., None])
+    assert torch.equal(sides.long(), (x.double() @ directions.double().mT < 0).long())
+    assert torch.equal(cross_polytope_hash(1e-3 * x, directions[..., None]), sides)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,9 @@ def test_a_hash_knows_no_length_in_any_type(dtype: torch.dtype, sizes: tuple[flo
     mechanism = build("lsh(num_buckets=8, rounds=4)", Heads(count=1, key_dim=8))
     for size in sizes:
         assert torch.equal(cross_polytope_hash(size * x, rotations), cross_polytope_hash(x, rotations))
-        assert torch.equal(sign_hash(size * x, rotations[..., 0]), sign_hash(x, rotations[..., 0]))
+        assert torch.equal(
+            cross_polytope_hash(size * x, rotations[..., :1]), cross_polytope_hash(x, rotations[..., :1])
+        )
         assert torch.equal(mechanism.hash((size * x)[None, None]), mechanism.hash(x[None, None]))
 
 
@@ -87,8 +89,7 @@ def test_collisions_are_as_likely_as_the_formula_says(angle: float, num_buckets:
 
 def test_probabilities_at_known_points() -> None:
     for angle in (0.0, 0.4, 1.1, 2.9, math.pi):
-        assert collision_probability(angle) == 1 - angle / math.pi
-        assert collision_probability(angle, 1) == 1
+        assert collision_probability(angle, 2) == 1 - angle / math.pi
     for num_buckets in (4, 6, 32):
         assert collision_probability(0.0, num_buckets) == 1
         assert collision_probability(math.pi, num_buckets) == 0
@@ -109,62 +110,35 @@ def test_probabilities_fall_with_the_angle_and_with_the_buckets(num_buckets: int
 @pytest.mark.parametrize(
     ("rules", "formula"),
     [
-        ([And(4)], lambda p: p**4),
-        ([Or(4)], lambda p: 1 - (1 - p) ** 4),
-        ([Xor()], lambda p: 2 * p * (1 - p)),
-        ([And(3), Or(5)], lambda p: 1 - (1 - p**3) ** 5),
-        ([Or(3), And(2)], lambda p: (1 - (1 - p) ** 3) ** 2),
-        ([And(2), Xor(), Or(2)], lambda p: 1 - (1 - 2 * p**2 * (1 - p**2)) ** 2),
+        ([all_of(4)], lambda p: p**4),
+        ([any_of(4)], lambda p: 1 - (1 - p) ** 4),
+        ([ONE_OF_TWO], lambda p: 2 * p * (1 - p)),
+        ([all_of(3), any_of(5)], lambda p: 1 - (1 - p**3) ** 5),
+        ([any_of(3), all_of(2)], lambda p: (1 - (1 - p) ** 3) ** 2),
+        ([all_of(2), ONE_OF_TWO, any_of(2)], lambda p: 1 - (1 - 2 * p**2 * (1 - p**2)) ** 2),
     ],
 )
 @pytest.mark.parametrize("angle", [0.3, 1.0, 2.0])
 def test_amplified_collisions_are_as_likely_as_the_formula_says(rules, formula, angle: float) -> None:
-    p = collision_probability(angle)
+    p = collision_probability(angle, 2)
     assert sensitivity(p, rules) == pytest.approx(formula(p), abs=1e-12)
     assert_probability(amplified(collisions(angle, 2, 300_000), rules), formula(p))
 
 
 def test_rules_by_hand() -> None:
     rows = torch.tensor([[False, False], [False, True], [True, False], [True, True]])
-    for rule, answers in ((And(2), [0, 0, 0, 1]), (Or(2), [0, 1, 1, 1]), (Xor(), [0, 1, 1, 0])):
+    for rule, answers in ((all_of(2), [0, 0, 0, 1]), (any_of(2), [0, 1, 1, 1]), (ONE_OF_TWO, [0, 1, 1, 0])):
         assert amplified(rows, [rule])[:, 0].int().tolist() == answers
     assert amplified(rows, []).equal(rows)
     assert sensitivity(0.3, []) == 0.3
-    for rule in (And(9), Or(9)):
+    for rule in (all_of(9), any_of(9)):
         assert (sensitivity(0.0, [rule]), sensitivity(1.0, [rule])) == (0.0, 1.0)
-    assert sensitivity(1e-12, [Or(1000)]) == pytest.approx(1e-9, rel=1e-8)
-    assert (sensitivity(1.0, [Xor()]), sensitivity(0.0, [Xor()])) == (0.0, 0.0)
+    assert sensitivity(1e-12, [any_of(1000)]) == pytest.approx(1e-9, rel=1e-8)
+    assert (sensitivity(1.0, [ONE_OF_TWO]), sensitivity(0.0, [ONE_OF_TWO])) == (0.0, 0.0)
 
 
 def test_and_or_tells_near_from_far_better_than_one_hash() -> None:
-    near, far = collision_probability(0.3), collision_probability(1.2)
-    rules: list[Amplification] = [And(8), Or(8)]
+    near, far = (collision_probability(angle, 2) for angle in (0.3, 1.2))
+    rules = [all_of(8), any_of(8)]
     assert sensitivity(near, rules) > near
     assert sensitivity(far, rules) < far
-
-
-def test_refusals() -> None:
-    x = randn(3, 4)
-    for rotations in (randn(2, 5, 1), randn(4, 1)):
-        with pytest.raises(ShapeError, match="the same dim"):
-            cross_polytope_hash(x, rotations)
-    with pytest.raises(ShapeError, match="the same dim"):
-        sign_hash(x, randn(2, 3))
-    for angle in (-0.1, 3.2, math.nan):
-        with pytest.raises(InputError, match="between 0 and pi"):
-            collision_probability(angle)
-    for num_buckets in (0, 3):
-        with pytest.raises(ConfigError, match="num_buckets must be even"):
-            collision_probability(1.0, num_buckets)
-    for p in (-0.1, 1.1, math.nan):
-        with pytest.raises(InputError, match="between 0 and 1"):
-            sensitivity(p, [])
-    for rule in (And, Or):
-        with pytest.raises(ConfigError, match="at least one hash"):
-            rule(0)
-        with pytest.raises(ConfigError, match=r"count=2\.5 is not valid"):
-            rule(2.5)
-    with pytest.raises(ConfigError, match="two hashes"):
-        Xor(3)
-    with pytest.raises(ShapeError, match="groups of 2, which 3"):
-        amplified(torch.ones(1, 3, dtype=torch.bool), [And(2)])
