@@ -256,7 +256,8 @@ def streamed(numbers: Numbers, key: str, mechanism: Attention, length: int, **gi
                 state = got.state
                 numbers.add(f"{name}/values {at}", got.values)
                 numbers.add(f"{name}/nbytes {at}", state.nbytes)
-                for tensor, y in state.dump().items():
+                numbers.add(f"{name}/state {at} length", state.length)
+                for tensor, y in state.tensors().items():
                     numbers.add(f"{name}/state {at} {tensor}", y)
     if length == SHORT:
         with numbers.attempt(f"{key}/gradients"):
@@ -359,11 +360,10 @@ def mechanisms(numbers: Numbers, pattern: str) -> None:
 def leaves_of(state: Any) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a composite state, named by their last part and in order, whatever stands in front."""
     seen: Counter[str] = Counter()
-    for name, x in state.dump().items():
+    for name, x in state.tensors().items():
         leaf = name.rpartition(".")[2]
-        if leaf != "length":  # said once, or once for each part
-            yield f"{leaf} {seen[leaf]}", x
-            seen[leaf] += 1
+        yield f"{leaf} {seen[leaf]}", x
+        seen[leaf] += 1
 
 
 def stated(numbers: Numbers, key: str, state: Any) -> None:

@@ -114,7 +114,7 @@ def test_a_dump_that_lacks_a_tensor_is_refused(name):
     x = draw(6, batch=2)
     dump = after(mechanism, x[[1, 1, 2]]).state.dump()
     fresh = mechanism.initial_state(1, dtype=WIDE)
-    for gone in dump.keys() - {"of"}:
+    for gone in dump.keys() - {"spec_tag"}:
         with pytest.raises(ShapeError, match="this state has"):
             fresh.load({key: y for key, y in dump.items() if key != gone})
     with pytest.raises(ShapeError, match="this state has"):
@@ -162,9 +162,19 @@ def test_a_state_of_the_same_layout_is_refused_by_name(whose, asked):
     loaded = first.load(one.dump())
     rows = one.select(torch.tensor([1, 0])).where(torch.tensor([True, False]), one).detach().map(torch.clone)
     for state in (first, one, loaded, rows):
-        with pytest.raises(ShapeError, match=f"{asked.partition('(')[0]}: this is the state of another mechanism"):
+        with pytest.raises(ShapeError, match=rf"{asked.partition('(')[0]}: this is the state of {whose}\(.*must be of"):
             after(mechanism, x[..., 5:, :], state)
         after(built(whose), x[..., 5:, :], state)
+
+
+@torch.no_grad()
+def test_a_state_behind_a_compiled_call_is_refused_by_name():
+    first, x = built("linear"), draw(6, batch=2)
+    compiled = torch.compile(first, backend="eager", fullgraph=True)
+    state = compiled(*x[..., :5, :], state=first.initial_state(2, dtype=WIDE)).state
+    assert state.spec_tag == first.spec_tag
+    with pytest.raises(ShapeError, match=r"efficient: this is the state of linear\(.*must be of efficient\("):
+        after(built("efficient"), x[..., 5:, :], state)
 
 
 @torch.no_grad()
@@ -176,11 +186,11 @@ def test_a_state_of_other_options_is_refused(name):
     infos = [(each, cls.describe(each)) for each in sets]
     served = [each for each, info in infos if info.supports.state and info.supports.causal and not info.inputs]
     for one, other in permutations([cls(HEADS, **each).double().eval() for each in served], 2):
-        if one.owner == other.owner:  # by other means
+        if one.spec_tag == other.spec_tag:  # by other means
             continue
         kept = after(one, x[..., :5, :]).state
         for state in (kept, one.initial_state(2, dtype=WIDE), kept.select(torch.tensor([1, 0]))):
-            with pytest.raises(ShapeError, match=f"the state of a {name} with .*, must have"):
+            with pytest.raises(ShapeError, match=rf"{name}: this is the state of {name}\(.*must be of {name}\("):
                 after(other, x[..., 5:, :], state)
             with pytest.raises(ShapeError, match=rf"this is the state of {name}\(.*must be of {name}\("):
                 other.initial_state(2, dtype=WIDE).load(state.dump())
@@ -193,7 +203,7 @@ def test_what_options_say_nothing_of_a_state():
     first = built("linear")
     whole, state = first(*x).values, after(first, x[..., :5, :]).state
     others = [copy.deepcopy(first), *map(built, ("linear(impl=torch)", "linear(normalise=True, rotary=False)"))]
-    assert "of" in state.dump()
+    assert "spec_tag" in state.dump()
     for other in others:
         for kept in (state, other.initial_state(2, dtype=WIDE).load(state.dump()), copy.deepcopy(state)):
             torch.testing.assert_close(after(other, x[..., 5:, :], kept).values, whole[..., 5:, :])
@@ -219,7 +229,7 @@ def capped(q, k):
 def test_a_file_of_a_state_is_read_by_what_was_built_alike(one, other):
     x = draw(6, batch=2)[[1, 1, 2]]
     state = after(one().double(), x[..., :5, :]).state
-    written = bytes(state.dump()["of"].tolist()).decode()
+    written = bytes(state.dump()["spec_tag"].tolist()).decode()
     assert "0x" not in written  # an address would be another one in another process
     assert other().double().initial_state(2, dtype=WIDE).load(state.dump()).length == 5
 

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-import torch
 from torch import Tensor
 
-from regard.dump import signed, unsigned
+from regard.dump import tagged, untagged
 from regard.errors import ShapeError
 from regard.state import State
 
@@ -39,10 +38,10 @@ class States(State):
 
     def dump(self) -> dict[str, Tensor]:
         parts = {f"{name}.{key}": x for name, part in self.parts.items() for key, x in part.dump().items()}
-        return signed(parts, self.of)
+        return tagged(parts, self.spec_tag)
 
     def load(self, tensors: Mapping[str, Tensor]) -> Self:
-        tensors = unsigned(tensors, self.of)
+        tensors = untagged(tensors, self.spec_tag)
         strange = [key for key in tensors if not any(key.startswith(f"{name}.") for name in self.parts)]
         if strange:
             raise ShapeError(f"this state has the parts {sorted(self.parts)}, got {sorted(strange)}")
@@ -71,10 +70,10 @@ class States(State):
         return self._of({name: part.rewind(count) for name, part in self.parts.items()})
 
     def _of(self, parts: Mapping[str, State]) -> Self:
-        """Other parts, of whom these are."""
+        """Other parts under the same tag."""
         state = type(self)(parts)
-        if self.of is not None and not torch.compiler.is_compiling():
-            state.belong(self.of)
+        if self.spec_tag is not None:
+            state.set_tag(self.spec_tag)
         return state
 
 

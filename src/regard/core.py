@@ -127,8 +127,8 @@ class Attention(Mechanism, ABC):
         elif info.grouped == "expanded" and self.heads.group > 1:
             k, v = (x.repeat_interleave(self.heads.group, 1) for x in (k, v))
         answer = served(self._name, run, q, k, v, call)
-        if answer.state is not None and not torch.compiler.is_compiling():
-            answer.state.belong(self.owner)
+        if answer.state is not None:
+            answer.state.set_tag(self.spec_tag)
         # Autocast leaves the dtype of its last product. Anew, since torch 2.11 compiles no answer that `_replace` made.
         return Attended(answer.values.to(q.dtype), answer.state, answer.losses, answer.lse)
 

@@ -1,13 +1,11 @@
 """Dumps of states: where slots lie in a tensor, and what a file must hold to become a state again."""
 
-import re
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from regard.errors import ShapeError
-from regard.owner import Owner
 
 SLOT_AXIS = {1: 0, 2: 1, 3: 2, 4: 2}
 """Which axis counts slots, by number of axes: (slots,), (batch, slots), (batch, heads, slots), (batch, heads, slots,
@@ -50,29 +48,38 @@ def loaded(
     return int(length), content
 
 
-_OF = "of"
-"""the part of a dump that says whose state it is"""
-_WHOLE = re.compile(r"(?<=\d)\.0\b")
-"""what 3.0 has and 3 has not, which are one option"""
+_TAG = "spec_tag"
+"""name of the tag in a dump"""
 
 
-def signed(tensors: Mapping[str, Tensor], owner: Owner | None) -> dict[str, Tensor]:
-    """A dump that says whose state it is, as text in bytes, since the same numbers under other options would mean
-    others; of an owner that is not known, as it is."""
-    if owner is None:
+def tagged(tensors: Mapping[str, Tensor], spec_tag: str | None) -> dict[str, Tensor]:
+    """A dump with the tag of its state as text in bytes; None: without one."""
+    if spec_tag is None:
         return dict(tensors)
-    return {**tensors, _OF: torch.frombuffer(bytearray(str(owner).encode()), dtype=torch.uint8)}
+    return {**tensors, _TAG: torch.frombuffer(bytearray(spec_tag.encode()), dtype=torch.uint8)}
 
 
-def unsigned(tensors: Mapping[str, Tensor], owner: Owner | None) -> dict[str, Tensor]:
-    """What `signed` was given. A dump that says nothing, as of a state that nobody marked, is taken as it is.
+def untagged(tensors: Mapping[str, Tensor], spec_tag: str | None) -> dict[str, Tensor]:
+    """A dump without its tag.
 
     Raises:
-        ShapeError: the state of another owner than this one, or of this one under other options.
+        ShapeError: the tag is another one than `spec_tag`.
     """
-    said = tensors.get(_OF)
-    if said is not None and owner is not None:
-        text = bytes(said.tolist()).decode(errors="replace") if said.dtype == torch.uint8 and said.ndim == 1 else ""
-        if _WHOLE.sub("", text) != _WHOLE.sub("", str(owner)):
-            raise ShapeError(f"this is the state of {text or 'nothing known'}, must be of {owner}; begin anew")
-    return {name: x for name, x in tensors.items() if name != _OF}
+    written = tensors.get(_TAG)
+    if written is not None:
+        is_text = written.dtype == torch.uint8 and written.ndim == 1
+        require_tag(bytes(written.tolist()).decode(errors="replace") if is_text else "nothing known", spec_tag)
+    return {name: x for name, x in tensors.items() if name != _TAG}
+
+
+def require_tag(found: str | None, wanted: str | None, label: str = "") -> None:
+    """Refuse the state of another mechanism; None: there is none, and nothing to compare.
+
+    Args:
+        label: who refuses, in front of the message.
+
+    Raises:
+        ShapeError: there are two tags, and they differ.
+    """
+    if found is not None and wanted is not None and found != wanted:
+        raise ShapeError(f"{label}this is the state of {found}, must be of {wanted}; begin with initial_state")

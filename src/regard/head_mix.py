@@ -12,7 +12,6 @@ from regard.core import Attended, Attention, Call, generator
 from regard.errors import ConfigError, ShapeError
 from regard.info import Heads, Info, Input, Supports
 from regard.mechanism import Mechanism
-from regard.owner import Owner
 from regard.randomness import drawn_on_cpu
 from regard.state import Entry, State
 from regard.types_of import typed
@@ -115,9 +114,9 @@ class HeadMix(Attention):
         nn.Module.__init__(self)
         self.serve(heads)
         self.configure({}, "a mix over heads")
-        self.owner = Owner.of(type(self), self.options)
         self.specs = tuple(spec for spec, _ in parts)
         self.parts = nn.ModuleList(part for _, part in parts)
+        self.spec_tag = " + ".join(part.spec_tag for part in self.mechanisms)
         infos = [part.info for part in self.mechanisms]
         self.info = replace(mixed_info(infos), inputs=self._sized([info.inputs for info in infos]))
         self.loss_names = loss_names(infos)

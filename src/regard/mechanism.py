@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, final
 import torch
 from torch import Tensor
 
+from regard.dump import require_tag
 from regard.errors import ConfigError, LimitError, ShapeError, UnsupportedError, room_for
 from regard.info import Heads, Info, Input
 from regard.options import Configured, option, registered_name, weight
-from regard.owner import Owner
 from regard.randomness import drawn_on_cpu
 from regard.state import Entry, Slots, State, Summary, begin, per_slot
 from regard.transforms import require
@@ -40,8 +40,8 @@ class Mechanism(Configured):
     heads: Heads = option(kw_only=False)
     info: Info = weight()
     """the facts of this instance"""
-    owner: Owner = weight()
-    """what marks its states; as it was built, since a parametrization puts another class over it"""
+    spec_tag: str = weight()
+    """tag of its states; as it was built, since a parametrization puts another class over it"""
     widths: Mapping[str, tuple[int, int]] = weight()
     """heads and width of q, k and v"""
     impl: Literal["auto", "reference"] = "auto"
@@ -56,7 +56,7 @@ class Mechanism(Configured):
                 raise ConfigError(f"mechanism {self._name} serves Heads(count=..., key_dim=...), got {heads!r}")
             self.serve(heads)
             self.configure(options, f"mechanism {self._name}")
-            self.owner = Owner.of(type(self), self.options)
+            self.spec_tag = self.tag_for(heads)
             self.info = described(type(self), self.options)
             self._check_heads()
             self.check_options()
@@ -197,8 +197,8 @@ class Mechanism(Configured):
         """
         compiling = torch.compiler.is_compiling()  # which cannot enter the lock of a cached property
         entries, batch, dtype, device = self.layout() if compiling else self._entries, q.shape[0], q.dtype, q.device
-        if not compiling and state.of is not None and state.of is not self.owner:
-            self._check_owner(state.of)
+        if state.spec_tag != self.spec_tag:
+            require_tag(state.spec_tag, self.spec_tag, f"{self._name}: ")
         call = entries, batch, dtype, device
         tape = state.tape if not compiling and isinstance(state, Slots) and not state.steady else None
         if tape is not None and tape.fits == call:
@@ -224,24 +224,6 @@ class Mechanism(Configured):
         if tape is not None:
             tape.fits = call
 
-    def _check_owner(self, owner: Owner) -> None:
-        """Refuse the state of another mechanism, or of this one under other options.
-
-        Raises:
-            ShapeError: it is.
-        """
-        if owner.kind is not self.owner.kind:
-            raise ShapeError(
-                f"{self._name}: this is the state of {owner.noun}, {registered_name(owner.kind)}; begin with "
-                "initial_state"
-            )
-        if unlike := owner.unlike(self.owner):
-            theirs, ours = (", ".join(f"{name}={x.options[name]!r}" for name in unlike) for x in (owner, self.owner))
-            raise ShapeError(
-                f"{self._name}: this is the state of a {self._name} with {theirs}, must have {ours}; begin with "
-                "initial_state"
-            )
-
     @typed
     def initial_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
@@ -252,7 +234,7 @@ class Mechanism(Configured):
             UnsupportedError: unless `info.supports.state`.
         """
         state = begin(self.layout(), batch, device=device, dtype=dtype)
-        state.belong(self.owner)
+        state.set_tag(self.spec_tag)
         return state
 
     @property

@@ -1,6 +1,7 @@
 """Options as annotated class attributes: written once, read by Python, specifications, docs and type checkers."""
 
 import inspect
+import re
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, dataclass_transform
@@ -8,10 +9,15 @@ from typing import Any, ClassVar, Literal, dataclass_transform
 from torch import nn
 
 from regard.errors import unknown
-from regard.owner import registered_name as registered_name
+from regard.info import Heads
 from regard.types_of import hints, validate
 
 _WEIGHT, _REQUIRED = object(), object()
+
+
+def registered_name(cls: type) -> str:
+    """The catalog name of a mechanism class: `DenseSynthesizer` -> `dense_synthesizer`, `Local2d` -> `local_2d`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[a-z])(?=[0-9])", "_", cls.__name__).lower()
 
 
 def weight(*, init: Literal[False] = False) -> Any:
@@ -107,3 +113,18 @@ class Configured(nn.Module):
         self.options = type(self).filled(values, label)
         for name, value in self.options.items():
             setattr(self, name, value)
+
+    def tag_for(self, heads: Heads) -> str:
+        """The tag of its states: class, options and heads as text, the same in every process and for copies.
+
+        Without `impl`, since every implementation goes on from states of the others; the definition has its own.
+        """
+        told = {name: x for name, x in self.options.items() if name != "impl" or x == "reference"}
+        named = ", ".join(f"{name}={_text(x)}" for name, x in told.items())
+        sizes = f"count={heads.count}, kv_heads={heads.kv_heads}, key_dim={heads.key_dim}"
+        return f"{registered_name(type(self))}({named}) on heads ({sizes}, value_dim={heads.value_width})"
+
+
+def _text(value: object) -> str:
+    """An option as text, without memory addresses; 3.0 and 3 are one option."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value)).removesuffix(".0")

@@ -10,9 +10,8 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from regard.dump import SLOT_AXIS, loaded, signed, unsigned
+from regard.dump import SLOT_AXIS, loaded, tagged, untagged
 from regard.errors import ShapeError, UnsupportedError
-from regard.owner import Owner
 from regard.precision import accumulation_dtype
 from regard.transforms import transformed
 
@@ -30,12 +29,12 @@ class State(ABC):
 
     length: int
     """slots: every key ever given, kept or not"""
-    of: Owner | None = None
-    """whose state it is; None: not known, as behind a compiled call"""
+    spec_tag: str | None = None
+    """the spec and heads of the mechanism that made it; None: none, as of one made by hand, which is not compared"""
 
-    def belong(self, owner: Owner) -> None:
-        """Note whose state it is. Only who made a state knows, and no other content changes."""
-        vars(self)["of"] = owner
+    def set_tag(self, spec_tag: str) -> None:
+        """Set the tag, in place: for the mechanism that made the state. The values stay as they are."""
+        object.__setattr__(self, "spec_tag", spec_tag)
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -112,16 +111,16 @@ class State(ABC):
         return self.with_tensors({name: change(x) for name, x in self.tensors().items()})
 
     def dump(self) -> dict[str, Tensor]:
-        """Everything as tensors, for a safetensors file, and under `of` whose state it is; `load` is the inverse."""
+        """Everything as tensors, `spec_tag` too, for a safetensors file; `load` is the inverse."""
         content = {name: x.contiguous() for name, x in self.tensors().items()}
-        return signed({**content, "length": torch.tensor(self.length)}, self.of)
+        return tagged({**content, "length": torch.tensor(self.length)}, self.spec_tag)
 
     @abstractmethod
     def load(self, tensors: Mapping[str, Tensor]) -> Self:
         """The state that `dump` wrote; called on any state of the same mechanism (an initial one).
 
         Raises:
-            ShapeError: tensors that are missing, not its own, or of other shapes; another owner's, or of other options.
+            ShapeError: tensors that are missing, not its own, or of other shapes; another `spec_tag`.
         """
 
 
@@ -131,7 +130,7 @@ class Summary(State):
 
     content: Mapping[str, Tensor]
     length: int = 0
-    of: Owner | None = None
+    spec_tag: str | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         return dict(self.content)
@@ -140,11 +139,11 @@ class Summary(State):
         return self.content
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
-        return type(self)(dict(tensors), self.length, self.of)
+        return type(self)(dict(tensors), self.length, self.spec_tag)
 
     def load(self, tensors: Mapping[str, Tensor]) -> Self:
-        length, content = loaded(unsigned(tensors, self.of), self.content)
-        return type(self)(content, length, self.of)
+        length, content = loaded(untagged(tensors, self.spec_tag), self.content)
+        return type(self)(content, length, self.spec_tag)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.content[name]
@@ -190,7 +189,7 @@ class Slots(State):
     length: int = 0
     steady: Mapping[str, Tensor] = field(default_factory=dict)
     """named tensors of constant size kept beside the slots"""
-    of: Owner | None = None
+    spec_tag: str | None = None
 
     @classmethod
     def empty(cls, **like: Tensor) -> Self:
@@ -219,17 +218,17 @@ class Slots(State):
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
         tape = Tape({name: tensors[name] for name in self.tape.data}, self.kept, self.kept)
         steady = {name: tensors[name] for name in self.steady}
-        return type(self)(tape, 0, self.kept, self.length, steady, self.of)
+        return type(self)(tape, 0, self.kept, self.length, steady, self.spec_tag)
 
     def load(self, tensors: Mapping[str, Tensor]) -> Self:
         slots = frozenset({*self.tape.data, "key_mask"})
-        length, content = loaded(unsigned(tensors, self.of), self.tensors(), slots=slots)
+        length, content = loaded(untagged(tensors, self.spec_tag), self.tensors(), slots=slots)
         steady = {name: content.pop(name) for name in self.steady}
         first = next(iter(content.values()))
         kept = first.shape[SLOT_AXIS[first.ndim]]
         if self.kept <= self.length and kept > length:  # one that begins with blank slots keeps more than it counts
             raise ShapeError(f"a state of {kept} kept slots counts at least as many, got length={length}")
-        return type(self)(Tape(content, kept, kept), 0, kept, length, steady, self.of)
+        return type(self)(Tape(content, kept, kept), 0, kept, length, steady, self.spec_tag)
 
     def with_steady(self, **steady: Tensor) -> Self:
         """The same slots with other constant-size content beside them."""
@@ -298,7 +297,7 @@ class Slots(State):
 
     def _with_mask(self) -> Self:
         data = self.view() if "key_mask" in self.tape.data else self._masked()
-        return type(self)(Tape(data, self.kept, self.kept), 0, self.kept, self.length, self.steady, self.of)
+        return type(self)(Tape(data, self.kept, self.kept), 0, self.kept, self.length, self.steady, self.spec_tag)
 
     def rewind(self, count: int) -> Self:
         """The state before the newest `count` slots. Every other state stays usable: the next append copies the tape.

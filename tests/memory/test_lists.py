@@ -234,20 +234,13 @@ def test_kept_lists_are_those_of_the_state():
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("centres", lambda x: x[:, :, 1:]),
-        ("centres", lambda x: torch.cat([x, x], 2)),
         ("centres", lambda x: x[:, :1]),
         ("lists", lambda x: x[:, :1]),
-        ("lists", lambda x: x + 20),
-        ("lists", lambda x: x - 1),
         ("keys", lambda x: x[:, :1]),
         ("values", lambda x: torch.cat([x, x], 1)),
-        ("key_mask", lambda x: x[:, 1:]),
-        ("key_mask", lambda x: x[:, :, None]),
     ],
 )
-def test_a_file_with_other_lists_is_refused(name, change):
-    """Sizes that do not belong together, and lists of centres that are not there."""
+def test_a_file_of_other_heads_is_refused(name, change):
     memory = memory_of(index="ivf", probes=2)
     saved = filled(memory, key_mask=torch.ones(2, 9 * SEGMENT, dtype=torch.bool)).dump()
     assert memory.initial_state(2).load(dict(saved)).length == 9 * SEGMENT

@@ -7,7 +7,6 @@ import torch
 
 from regard.errors import ShapeError
 from regard.layer import AttentionLayer
-from regard.memory import MemoryState
 from regard.models import LanguageModel, ModelConfig
 
 SPECS = (
@@ -21,8 +20,6 @@ SPECS = (
     "memorizing(pairs=10, top=3)",
     "memorizing(pairs=10, top=4, recent=6)",
 )
-OF_OTHER_SIZES = [(0, 1), (1, 0), (2, 3), (3, 2), (5, 6), (6, 5), (0, 2), (5, 8), (0, 5)]
-"""that files which do not say whose they are can tell apart too"""
 
 
 def model_of(spec: str) -> LanguageModel:
@@ -51,25 +48,10 @@ def test_a_decoder_goes_on_from_its_own_states_alone(segments):
                 wanted, got = (model(tokens_of(9), state=each).logits for each in (state, again))
                 assert torch.equal(wanted, got)
                 continue
-            with pytest.raises(ShapeError, match=r"this is the state of|a memory has"):
+            with pytest.raises(ShapeError, match="this is the state of memory"):
                 model(tokens_of(9), state=state)
-            with pytest.raises(ShapeError, match=r"this is the state of|this memory has"):
+            with pytest.raises(ShapeError, match="this is the state of memory"):
                 model.initial_state(2, segments=segments).load(state.dump())
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("pair", OF_OTHER_SIZES, ids=lambda pair: f"{SPECS[pair[0]]} as {SPECS[pair[1]]}")
-def test_files_that_do_not_say_whose_they_are(pair):
-    """As of states that nobody marked: slots that the memory would not have are refused."""
-    made, reads = (model_of(SPECS[at]) for at in pair)
-    state = made(tokens_of(), state=made.initial_state(2, segments=True)).state
-    old = {name: x for name, x in state.dump().items() if not name.endswith(".of")}
-    assert torch.equal(
-        made(tokens_of(9), state=made.initial_state(2, segments=True).load(old)).logits,
-        made(tokens_of(9), state=state).logits,
-    )
-    with pytest.raises(ShapeError, match=r"keeps .* slots of 45 positions|this memory has"):
-        reads.initial_state(2, segments=True).load(old)
 
 
 def layers(one: str, other: str) -> tuple[AttentionLayer, AttentionLayer]:
@@ -87,12 +69,5 @@ def test_a_layer_names_what_it_was_given(read: Callable[..., object]):
     x = torch.randn(2, 12, 8, generator=torch.Generator().manual_seed(0))
     memory = small(x, memory=small.memory.initial_state(2)).memory
     read(small, x, memory)
-    with pytest.raises(ShapeError, match=r"memory recent\(length=8\): this is the state of recent\(length=4\)"):
+    with pytest.raises(ShapeError, match=r"state of memory recent\(length=4\).*must be of memory recent\(length=8\)"):
         read(large, x, memory)
-    nobody_s = MemoryState(memory.content, memory.length)
-    read(small, x, nobody_s)
-    with pytest.raises(ShapeError, match="keeps 8 slots of 12 positions, and the state has 4"):
-        read(large, x, nobody_s)
-    more = MemoryState({"hidden": torch.cat([memory["hidden"]] * 2, 1)}, memory.length)
-    with pytest.raises(ShapeError, match="keeps 4 slots of 12 positions, and the state has 8"):
-        read(small, x, more)

@@ -24,7 +24,6 @@ from regard.integrations._tokenizer import tokenizer_from_json
 from regard.integrations._writing import as_json, tokenizer_file
 from regard.integrations.chat import ChatTemplate
 from regard.integrations.weights import Settings, Weight, fill, listed, undrawn
-from regard.owner import Owner
 from regard.reading import content
 from regard.training.bounded import no_larger
 from regard.training.files import load_folder
@@ -53,14 +52,14 @@ def files(loaded: PublishedModel) -> dict[str, bytes]:
     dtype = next(loaded.model.parameters()).dtype
     with undrawn():
         twin = shape.built().to(dtype)
-    built, there = twin.state_dict(), _owners(loaded.model)
+    built, there = twin.state_dict(), _mechanisms(loaded.model)
     problems = [f"{name} is missing" for name in sorted(built.keys() - tensors.keys())]
     problems += [f"{name} is not of its configuration" for name in sorted(tensors.keys() - built.keys())]
     for name in built.keys() & tensors.keys():
         theirs, ours = ((tuple(x.shape), x.dtype) for x in (tensors[name], built[name]))
         if theirs != ours:
             problems.append(f"{name} is {theirs[0]} {theirs[1]}, and its configuration builds {ours[0]} {ours[1]}")
-    problems += [f"{name} is another mechanism" for name, one in _owners(twin).items() if there.get(name) != one]
+    problems += [f"{name} is another mechanism" for name, one in _mechanisms(twin).items() if there.get(name) != one]
     if problems or dtype not in _DTYPES.values():
         raise UnsupportedError(
             f"this {shape.kind.__name__} of {dtype} is not what its configuration builds:{listed(problems)}"
@@ -88,9 +87,11 @@ def files(loaded: PublishedModel) -> dict[str, bytes]:
     return found
 
 
-def _owners(model: torch.nn.Module) -> dict[str, Owner]:
-    """Every mechanism of a network, as states know it: its class and its options."""
-    return {name: module.owner for name, module in model.named_modules() if isinstance(module, Attention)}
+def _mechanisms(model: torch.nn.Module) -> dict[str, tuple[type, str]]:
+    """The class of every mechanism of a network, and its options as text."""
+    return {
+        name: (type(module), module.spec_tag) for name, module in model.named_modules() if isinstance(module, Attention)
+    }
 
 
 def read(folder: Path, *, trust: bool) -> PublishedModel:

@@ -71,6 +71,5 @@ def written(
         projected = projections.of(compared, compared)
     q, (k, v) = projected[0], (each[:, :, max(each.shape[2] - x.shape[1], 0) :] for each in projected[1:])
     after, losses = memory.write(state, x, q=q, k=k, v=v, project=projections.detached, key_mask=key_mask)
-    if not torch.compiler.is_compiling():
-        after.belong(memory.owner)
+    after.set_tag(memory.spec_tag)
     return after, {f"memory.{name}": loss for name, loss in losses.items()}

@@ -2,18 +2,17 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.core import registered_name
-from regard.dump import unsigned
+from regard.dump import require_tag, untagged
 from regard.errors import ShapeError
 from regard.info import Heads
 from regard.options import Configured, option, weight
-from regard.owner import Owner
 from regard.randomness import drawn_on_cpu
 from regard.state import Summary
 
@@ -39,7 +38,7 @@ class MemoryState(Summary):
         content["waiting"], mask = pending
         if mask is not None:
             content["waiting_mask"] = mask
-        return MemoryState(content, self.length, self.of)
+        return MemoryState(content, self.length, self.spec_tag)
 
     def rewind(self, count: int) -> "MemoryState":
         """The state before the newest `count` positions, as long as they are of the segment that is not over.
@@ -52,22 +51,22 @@ class MemoryState(Summary):
         left, content = self.waiting - count, dict(self.without_waiting().content)
         if left:
             content |= {name: x[:, :left] for name, x in self.content.items() if name.startswith("waiting")}
-        return MemoryState(content, self.length, self.of)
+        return MemoryState(content, self.length, self.spec_tag)
 
     def where(self, rows: Tensor, other: "MemoryState") -> "MemoryState":
         """As `State.where`; what has no mask is real."""
         masks = {name: x for name, x in [*self.content.items(), *other.content.items()] if name.endswith("mask")}
         real = {name: torch.ones_like(x) for name, x in masks.items()}
-        ours, theirs = (MemoryState({**real, **state.content}, state.length, state.of) for state in (self, other))
+        ours, theirs = (MemoryState({**real, **state.content}, state.length, state.spec_tag) for state in (self, other))
         return cast("MemoryState", Summary.where(ours, rows, theirs))
 
     def load(self, tensors: Mapping[str, Tensor]) -> "MemoryState":
         """As `State.load`; masks, and a segment that is not over, may be there or not.
 
         Raises:
-            ShapeError: also the state of another memory, or of this one with other options.
+            ShapeError: as `State.load`.
         """
-        tensors = unsigned(tensors, self.of)
+        tensors = untagged(tensors, self.spec_tag)
         own = {name: x for name, x in self.without_waiting().content.items() if not name.endswith("mask")}
         more = tensors.keys() - own.keys() - {"length", "waiting"}
         if not tensors.keys() >= {"length", *own} or any(not name.endswith("mask") for name in more):
@@ -86,71 +85,20 @@ class MemoryState(Summary):
             kind = torch.bool if name.endswith("mask") else own[name].dtype if name in own else torch.float32
             if not x.is_floating_point() if kind.is_floating_point else x.dtype != kind:
                 raise ShapeError(f"{name} of this memory must be {kind}, got {x.dtype}")
-        self._require_masks(content)
         length = tensors["length"]
         if length.ndim or length.dtype != torch.int64 or int(length) < 0:
             raise ShapeError(f"the length of a memory is one integer, at least 0; got {length.tolist()}")
-        found = MemoryState(content, int(length), self.of)
-        if self.of is not None:
-            require_slots(found, self.of)
-            _require_numbers(found, self.of)
-        return found
-
-    def _require_masks(self, content: Mapping[str, Tensor]) -> None:
-        """Refuse masks of nothing, or of other slots than there are.
-
-        Raises:
-            ShapeError: there is one.
-        """
-        of = {} if self.of is None else cast("type[Memory]", self.of.kind).masks
-        masked = {mask: name for name, mask in {**of, "waiting": "waiting_mask"}.items()}
-        for mask in (name for name in content if name.endswith("mask")):
-            x = content.get(masked.get(mask, ""))
-            if x is None:
-                raise ShapeError(f"this memory has nothing that {mask} masks")
-            wanted = len(x), x.shape[_slots(x)]
-            if content[mask].shape != wanted:
-                raise ShapeError(f"{mask} of this memory must be {wanted}, got {tuple(content[mask].shape)}")
+        return MemoryState(content, int(length), self.spec_tag)
 
     def without_waiting(self) -> "MemoryState":
         """The content alone."""
         content = {name: x for name, x in self.content.items() if not name.startswith("waiting")}
-        return MemoryState(content, self.length, self.of)
-
-
-def require_slots(state: MemoryState, owner: Owner) -> None:
-    """Refuse a state that has not the slots that a memory has kept after so many positions.
-
-    Raises:
-        ShapeError: it has more, or fewer.
-    """
-    for name, wanted in cast("type[Memory]", owner.kind).kept_slots(owner.options, state.length).items():
-        x = state.content.get(name)
-        slots = wanted if x is None else x.shape[_slots(x)]
-        if slots != wanted:
-            raise ShapeError(
-                f"this memory, {owner}, keeps {wanted} slots of {state.length} positions, and the state has "
-                f"{slots} ({name}): it is of one with other options; begin anew"
-            )
+        return MemoryState(content, self.length, self.spec_tag)
 
 
 def _slots(x: Tensor) -> int:
     """The axis of the slots: of (batch, heads, slots, width), (batch, slots, width); of (batch, width), none."""
     return {4: 2, 3: 1}.get(x.ndim, 0)
-
-
-def _require_numbers(state: MemoryState, owner: Owner) -> None:
-    """Refuse whole numbers that name what is not there.
-
-    Raises:
-        ShapeError: there is one.
-    """
-    for name, count in cast("type[Memory]", owner.kind).numbers(owner.options).items():
-        x = state[name]
-        if ((x < 0) | (x >= count)).any():
-            raise ShapeError(
-                f"{name} of this memory are numbers from 0 to {count - 1}, and the state has others: it is damaged"
-            )
 
 
 class Memory(Configured, ABC):
@@ -177,8 +125,8 @@ class Memory(Configured, ABC):
 
     heads: Heads = option(kw_only=False)
     dim: int = option(kw_only=False)
-    owner: Owner = weight()
-    """what marks its states"""
+    spec_tag: str = weight()
+    """tag of its states"""
 
     if not TYPE_CHECKING:  # type checkers make the signature from the annotated attributes
 
@@ -187,7 +135,7 @@ class Memory(Configured, ABC):
             super().__init__()
             self.heads, self.dim = heads, dim
             self.configure(options, f"memory {registered_name(type(self))}")
-            self.owner = Owner.of(type(self), self.options, "a memory")
+            self.spec_tag = f"memory {self.tag_for(heads)}"
             self.setup()
 
     @classmethod
@@ -196,21 +144,6 @@ class Memory(Configured, ABC):
 
     def setup(self) -> None:
         """Draw the weights."""
-
-    @classmethod
-    def kept_slots(cls, options: Mapping[str, Any], length: int) -> Mapping[str, int]:
-        """How many slots of each content there are after `length` positions, in whatever segments these came.
-
-        A state with others is refused. What is not named here is not compared.
-        """
-        del options, length
-        return {}
-
-    @classmethod
-    def numbers(cls, options: Mapping[str, Any]) -> Mapping[str, int]:
-        """Content that numbers something from 0 on, and how many of it there are. A file with others is refused."""
-        del options
-        return {}
 
     @property
     def losses(self) -> Mapping[str, float]:
@@ -228,12 +161,8 @@ class Memory(Configured, ABC):
         Raises:
             ShapeError: it is.
         """
-        of, own = state.of, self.owner
-        if of is own:
-            return
-        if of is not None and (of.kind is not own.kind or of.unlike(own)):
-            raise ShapeError(f"memory {own}: this is the state of {of}; begin with initial_state of this one")
-        require_slots(state, own)
+        if state.spec_tag != self.spec_tag:
+            require_tag(state.spec_tag, self.spec_tag, f"memory {registered_name(type(self))}: ")
 
     @property
     def leads(self) -> bool:
@@ -244,7 +173,7 @@ class Memory(Configured, ABC):
     def initial_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> MemoryState:
-        """The content before the first segment, with `owner` as whose it is."""
+        """The content before the first segment, with `spec_tag` as its tag."""
 
     def leading(self, state: MemoryState) -> tuple[Float[Tensor, "batch past dim"], Bool[Tensor, "batch past"] | None]:
         """The remembered hidden states, oldest first, cut from the autograd graph, and which are real (None: all).
@@ -273,7 +202,7 @@ class Memory(Configured, ABC):
             if name in blank:
                 x = blank[name]
                 blank[mask] = x.new_zeros((len(x), x.shape[_slots(x)]), dtype=torch.bool)
-        return MemoryState(blank, state.length, state.of).where(rows, state)
+        return MemoryState(blank, state.length, state.spec_tag).where(rows, state)
 
     @abstractmethod
     def write(

@@ -1,7 +1,7 @@
 """The memory of the Compressive Transformer: what leaves the recent positions is kept in fewer slots."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, final
+from typing import Annotated, ClassVar, Literal, final
 
 import torch
 import torch.nn.functional as F
@@ -96,15 +96,7 @@ class Compressive(Memory):
         if self.function == "most_used":
             sizes["usage"] = (0, 1)
         content = {name: torch.zeros(batch, *size, device=device, dtype=dtype) for name, size in sizes.items()}
-        return MemoryState(content, of=self.owner)
-
-    @classmethod
-    def kept_slots(cls, options: Mapping[str, Any], length: int) -> Mapping[str, int]:
-        """Positions left in whole blocks, and each of these made a slot."""
-        gone = max(length - options["length"], 0)
-        gone -= gone % options["rate"] if options["compressed"] else 0
-        slots = min(gone // options["rate"], options["compressed"])
-        return {"hidden": length - gone, "usage": length - gone, "compressed": slots}
+        return MemoryState(content, spec_tag=self.spec_tag)
 
     def leading(self, state: MemoryState) -> tuple[Tensor, Tensor | None]:
         """The compressed slots, then the memory, detached."""

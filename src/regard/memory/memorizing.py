@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import Annotated, Any, ClassVar, Literal, final
+from typing import Annotated, ClassVar, Literal, final
 
 import torch
 from annotated_types import Ge, Gt, Le
@@ -90,23 +90,6 @@ class Memorizing(Memory):
         if self.index == "ivf":
             lists.faiss()
 
-    @classmethod
-    def kept_slots(cls, options: Mapping[str, Any], length: int) -> Mapping[str, int]:
-        """The newest pairs, and the newest hidden states; as many centres from the beginning on."""
-        pairs, hidden = min(options["pairs"], length), min(options["recent"], length)
-        return {
-            "keys": pairs,
-            "values": pairs,
-            "lists": pairs,
-            "centres": lists.count(options["pairs"]),
-            "hidden": hidden,
-        }
-
-    @classmethod
-    def numbers(cls, options: Mapping[str, Any]) -> Mapping[str, int]:
-        """The lists."""
-        return {"lists": lists.count(options["pairs"])} if options["index"] == "ivf" else {}
-
     @property
     def compares(self) -> bool:
         return True
@@ -127,7 +110,7 @@ class Memorizing(Memory):
             content["centres"] = torch.zeros(batch, *kinds, heads.key_dim, **place)
             content["lists"] = torch.zeros(batch, heads.kv_heads, 0, 1, device=device, dtype=torch.int32)
             content["written"] = torch.zeros(batch, 1, device=device, dtype=torch.int64)
-        return MemoryState(content, of=self.owner)
+        return MemoryState(content, spec_tag=self.spec_tag)
 
     @property
     def leads(self) -> bool:

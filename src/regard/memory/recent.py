@@ -1,7 +1,7 @@
 """The memory of Transformer-XL: the most recent hidden states."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
 from annotated_types import Ge
@@ -30,12 +30,7 @@ class Recent(Memory):
     ) -> MemoryState:
         """No hidden states yet."""
         hidden = torch.zeros(batch, 0, self.dim, device=device, dtype=dtype)
-        return MemoryState({"hidden": hidden}, of=self.owner)
-
-    @classmethod
-    def kept_slots(cls, options: Mapping[str, Any], length: int) -> Mapping[str, int]:
-        """The newest positions."""
-        return {"hidden": min(options["length"], length)}
+        return MemoryState({"hidden": hidden}, spec_tag=self.spec_tag)
 
     def leading(self, state: MemoryState) -> tuple[Tensor, Tensor | None]:
         """All of it, detached: no gradient reaches earlier segments."""

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from regard.core import Attention
 from regard.head_mix import HeadMix
 from regard.info import Heads
-from regard.owner import Owner
 
 
 def share_between_layers(mechanisms: Iterable[Attention]) -> None:
@@ -24,10 +23,10 @@ def share_between_layers(mechanisms: Iterable[Attention]) -> None:
             mechanism.share_weights(like)
 
 
-def _asked(mechanism: Attention) -> list[tuple[Owner, Heads]]:
+def _asked(mechanism: Attention) -> list[tuple[str, Heads]]:
     """The mechanism with its options, however they were written, and its heads; of a mix those of every part."""
     parts = mechanism.mechanisms if isinstance(mechanism, HeadMix) else [mechanism]
-    return [(part.owner, replace(part.heads, seed=0)) for part in parts]
+    return [(part.spec_tag, replace(part.heads, seed=0)) for part in parts]
 
 
 def save_once(model: nn.Module) -> None:

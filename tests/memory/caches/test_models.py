@@ -79,22 +79,20 @@ def test_a_state_belongs_to_its_policy_and_its_options():
                 continue
             with pytest.raises(ShapeError, match=f"cache {spec.partition('(')[0]} goes on from a state of its own"):
                 model(tokens, state=state)
-    with pytest.raises(
-        ShapeError, match=r"the state of streaming\(sinks=4, budget=9\), must be of streaming\(sinks=2, budget=9\)"
-    ):
+    with pytest.raises(ShapeError, match=r"state of cache streaming\(sinks=4,.*must be of cache streaming\(sinks=2,"):
         load_as(SPECS[0], "streaming(budget=9, sinks=2)")
-    with pytest.raises(ShapeError, match="the state of quantized"):
+    with pytest.raises(ShapeError, match="the state of cache quantized"):
         load_as("quantized(recent=8, group=4, bits=8)", SPECS[-1])
-    with pytest.raises(ShapeError, match="the state of h2o"):
+    with pytest.raises(ShapeError, match="the state of cache h2o"):
         load_as("h2o(budget=9)", SPECS[1])
     model.reduce_cache("quantized(recent=8, group=4, bits=8)")
-    with pytest.raises(ShapeError, match="got one with bits=4 where this has bits=8"):
+    with pytest.raises(ShapeError, match=r"got that of cache quantized\(.*bits=4.*must be of .*bits=8"):
         model(tokens, state=states[SPECS[-1]])
     model.reduce_cache(SPECS[2])
-    with pytest.raises(ShapeError, match="got one of cache h2o; begin anew"):
+    with pytest.raises(ShapeError, match=r"got that of cache h2o\(.*; begin anew"):
         model(tokens, state=states[SPECS[1]])
     model.reduce_cache(None)
-    with pytest.raises(ShapeError, match="softmax: this is the state of a cache policy, h2o; begin with"):
+    with pytest.raises(ShapeError, match=r"softmax: this is the state of cache h2o\(.*; begin with"):
         model(tokens, state=states[SPECS[1]])
 
 

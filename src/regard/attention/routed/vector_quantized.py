@@ -223,7 +223,7 @@ class VectorQuantized(Routed):
         assert isinstance(state, Slots)
         slots, fill = window(self.block_size), {"codes": self.num_codes}
         blank = {n: x.new_full((*x.shape[:2], slots, *x.shape[3:]), fill.get(n, 0)) for n, x in state.view().items()}
-        return Slots(Tape(blank, slots, slots), 0, slots, 0, state.steady, state.of)
+        return Slots(Tape(blank, slots, slots), 0, slots, 0, state.steady, state.spec_tag)
 
     def choices(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
         """The code at the least distance of every key."""

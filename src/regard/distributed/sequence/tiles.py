@@ -62,7 +62,7 @@ def behind_window(
     if "positions" in attention.layout():
         content["positions"] = slots.to(k.device)
     count = len(slots)
-    state = Slots(Tape(content, count, count), stop=count, length=parts.start, of=attention.owner)
+    state = Slots(Tape(content, count, count), stop=count, length=parts.start, spec_tag=attention.spec_tag)
     made = bias(attention.bias_distances(parts.length, parts.length, state), (0, 0))
     got = attention(q, k, v, key_mask=key_mask, inputs=inputs, bias=made, state=state)
     return got._replace(state=None)

@@ -19,7 +19,6 @@ from regard.info import Heads
 from regard.memory.caches._rows import Seen, together
 from regard.memory.caches._slots import only_slots, pick, rows_of
 from regard.options import Configured, option, weight
-from regard.owner import Owner
 from regard.randomness import drawn_on_cpu
 from regard.state import Slots
 
@@ -74,8 +73,8 @@ class Cache(Configured, ABC):
     """whether it keeps everything until the caller says when it chooses, see `compressing`"""
 
     heads: Heads = option(kw_only=False)
-    owner: Owner = weight()
-    """what marks its states"""
+    spec_tag: str = weight()
+    """tag of its states"""
 
     if not TYPE_CHECKING:  # type checkers make the signature from the annotated attributes
 
@@ -84,7 +83,7 @@ class Cache(Configured, ABC):
             super().__init__()
             self.heads = heads
             self.configure(options, f"cache {registered_name(type(self))}")
-            self.owner = Owner.of(type(self), self.options, "a cache policy")
+            self.spec_tag = f"cache {self.tag_for(heads)}"
             self.check_options()
             self.setup()
 
@@ -124,7 +123,7 @@ class Cache(Configured, ABC):
     ) -> States:
         """The state before the first slot."""
         state = self.empty(cast(Slots, attention.initial_state(batch, device=device, dtype=dtype)))
-        state.belong(self.owner)
+        state.set_tag(self.spec_tag)
         return state
 
     @abstractmethod
@@ -168,7 +167,7 @@ class Cache(Configured, ABC):
         assert isinstance(past, States)
         answer = self.rows(attention, q, k, v, key_mask, bias, past, counted)
         if answer.state is not None:
-            answer.state.belong(self.owner)
+            answer.state.set_tag(self.spec_tag)
         return answer._replace(state=None if state is None else answer.state)
 
     def _check_state(self, past: State, own: States) -> None:
@@ -177,14 +176,11 @@ class Cache(Configured, ABC):
         Raises:
             ShapeError: it is.
         """
-        name, of, got = registered_name(type(self)), past.of, ""
+        name, tag, got = registered_name(type(self)), past.spec_tag, ""
         if type(past) is not type(own):
             got = kind_of(past)
-        elif of is not None and of.kind is not type(self):
-            got = f"one of cache {registered_name(of.kind)}"
-        elif of is not None and (unlike := of.unlike(self.owner)):
-            theirs, ours = (", ".join(f"{each}={x.options[each]!r}" for each in unlike) for x in (of, self.owner))
-            got = f"one with {theirs} where this has {ours}"
+        elif tag is not None and tag != self.spec_tag:
+            got = f"that of {tag}, must be of {self.spec_tag}"
         elif (past.tensors().keys() ^ own.tensors().keys()) - {"slots.key_mask"}:
             got = f"one of {sorted(past.tensors())}"
         if got:

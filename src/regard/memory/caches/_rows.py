@@ -90,7 +90,7 @@ def weights_of(
     with torch.inference_mode(False), torch.enable_grad():
         data = {name: _own(x) for name, x in past.view().items()}
         old, new = data["v"].requires_grad_(), _own(v).requires_grad_()
-        before = Slots(Tape(data, past.kept, past.kept), 0, past.kept, past.length, {}, past.of)
+        before = Slots(Tape(data, past.kept, past.kept), 0, past.kept, past.length, {}, past.spec_tag)
         q, mask = _own(q), None if key_mask is None else _own(key_mask)
         lead = k.shape[2] - q.shape[2]
         asked = None if mask is None else mask[:, None, lead:]
@@ -163,7 +163,7 @@ def _put_back(
             room = x.new_zeros(batch, kv, length + 1, x.shape[3])
             whole = room.scatter(2, at[..., None].expand_as(x), x)[:, :, :length]
             data[name] = whole.repeat_interleave(kv, 0)
-    past = Slots(Tape(data, length, length), 0, length, length, {}, attention.owner)
+    past = Slots(Tape(data, length, length), 0, length, length, {}, attention.spec_tag)
     q, new_k, new_v = (x.repeat_interleave(kv, 0) for x in (q, k, v))
     mask = None if key_mask is None else key_mask.repeat_interleave(kv, 0)
     if bias is not None:

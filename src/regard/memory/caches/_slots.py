@@ -72,7 +72,7 @@ def pick(state: Slots, index: Int[Tensor, "batch heads kept"], real: Bool[Tensor
         else:
             data[name] = x.flatten(0, 2).index_select(0, rows).unflatten(0, roomy.shape)
     count = index.shape[2]
-    return Slots(Tape(data, count, count + 1), 0, count, state.length, {}, state.of)
+    return Slots(Tape(data, count, count + 1), 0, count, state.length, {}, state.spec_tag)
 
 
 def rows_of(

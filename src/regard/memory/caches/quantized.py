@@ -155,7 +155,7 @@ class Quantized(Cache):
         while first < keys or not parts:
             stop = min(keys, max(self.recent - past, first + 1))  # nothing is rounded before
             at, to = past + first, past + stop
-            before = Slots(Tape(work, at, past + keys), 0, at, at, {}, attention.owner)
+            before = Slots(Tape(work, at, past + keys), 0, at, at, {}, attention.spec_tag)
             row = rows_of(q, k, v, None, bias, first, stop, past)
             answer = attention(*row[:3], bias=row[4], state=before)
             new = {name: x[:, :, at:] for name, x in cast(Slots, answer.state).view().items()}
