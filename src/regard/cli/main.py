@@ -73,8 +73,7 @@ def _answered(words: list[str]) -> int:
     try:
         name = _name(words)
         code = _run(words)
-        if sys.stdout is not None:  # closed
-            sys.stdout.flush()
+        print(end="", flush=True)  # also where stdout is closed, and None
         return code
     except RegardError as error:
         _say(f"{name}: {error}")
