@@ -3,9 +3,7 @@
 import copy
 import functools
 import operator
-import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from itertools import permutations
 
 import pytest
@@ -15,12 +13,10 @@ from torch.nn.utils import parametrize
 
 import regard
 from regard import Heads, build, catalog
-from regard import state as states
 from regard.bias import ScoreBias
 from regard.errors import ShapeError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig
 from regard.patterns import Pattern, parse
-from regard.state import Tape
 
 HEADS = Heads(count=2, key_dim=8, causal=True, max_length=64)
 WIDE = torch.float64
@@ -54,27 +50,34 @@ def test_a_rewound_state_overwrites_no_other(spec):
     torch.testing.assert_close(after(mechanism, x[..., 9:, :], draft.rewind(2)).values, whole[..., 9:, :])
 
 
-class SlowTape(Tape):
-    """Between looking and taking, every other thread gets its turn."""
+@pytest.mark.parametrize(
+    ("layers", "options"),
+    [
+        (("softmax", "linear", "local(window=5)", "lsh(rounds=2, bucket_size=8)"), {"max_length": 20}),
+        (("softmax:1 + linear:1",), {"max_length": 6, "memory": "recent(length=6)", "position": "rotary"}),
+    ],
+)
+def test_threads_with_states_of_their_own_share_a_model(layers, options):
+    """From nothing, and from copies of one prompt: each gets what it would get alone."""
+    shape = {"dim": 16, "heads": 2, "layers": len(layers), "vocab_size": 20, **options}
+    model = LanguageModel(ModelConfig(attention=layers, **shape)).eval()
+    texts = torch.randint(20, (8, 1, 10), generator=torch.Generator().manual_seed(0))
 
-    def __getattribute__(self, name):
-        value = super().__getattribute__(name)
-        if name == "filled":
-            time.sleep(0.02)
-        return value
+    def read(tokens, state):
+        logits = []
+        with torch.no_grad():
+            for token in tokens.split(1, 1):
+                found = model(token, state=state)
+                state, _ = found.state, logits.append(found.logits)
+        return torch.cat(logits, 1)
 
-
-def claims():
-    """Of four threads that take the same slots at once, how many get them."""
-    tape = SlowTape({}, 8, 64)
-    with ThreadPoolExecutor(4) as pool:
-        return sum(pool.map(lambda _: tape.claim(8, 1), range(4)))
-
-
-def test_threads_that_continue_one_state_do_not_meet(monkeypatch):
-    assert claims() == 1
-    monkeypatch.setattr(states, "_CLAIMS", nullcontext())
-    assert claims() > 1  # without the lock they do
+    with torch.no_grad():
+        prompt = model(texts[0], state=model.initial_state(1)).state
+    for begun in (lambda: model.initial_state(1), lambda: prompt.map(torch.clone)):
+        alone = [read(tokens, begun()) for tokens in texts]
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(read, texts, [begun() for _ in texts]))
+        assert all(map(torch.equal, found, alone))
 
 
 @torch.no_grad()

@@ -1,7 +1,6 @@
 """States, the memory of a mechanism between calls: immutable, and the append-only buffer that growing ones share."""
 
 import math
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,9 @@ from regard.transforms import transformed
 
 class State(ABC):
     """The past, as one mechanism needs it. Passing a state never changes it, and it stays usable afterwards.
+
+    A state and all that grew from it share a buffer without a lock, so they belong to one thread. Threads may share a
+    mechanism, each with a state of its own; `state.map(torch.clone)` is a copy for another thread.
 
     Example:
         >>> import regard
@@ -149,9 +151,6 @@ class Summary(State):
         return self.content[name]
 
 
-_CLAIMS = threading.Lock()
-
-
 @dataclass
 class Tape:
     """Append-only storage. `filled` slots are taken; a state whose end is `filled` may append in place."""
@@ -163,12 +162,11 @@ class Tape:
     """the last call that `Mechanism.check_state` found it to fit: no tensor of a tape changes its shape"""
 
     def claim(self, stop: int, count: int) -> bool:
-        """Take `count` slots behind `stop`, if there is room and no other state, nor another thread, has taken them."""
-        with _CLAIMS:
-            free = self.filled == stop and stop + count <= self.capacity
-            if free:
-                self.filled += count
-            return free
+        """Take `count` slots behind `stop`, if there is room and no other state has taken them."""
+        free = self.filled == stop and stop + count <= self.capacity
+        if free:
+            self.filled += count
+        return free
 
 
 @dataclass(frozen=True)
@@ -176,8 +174,8 @@ class Slots(State):
     """A state that keeps things per slot (keys, values, buckets, ...): slots [start, stop) of a tape.
 
     States that grow from one another share the tape. Appending writes behind the end if nobody else has, else it
-    copies, so old states stay valid and n appended tokens cost O(n) copies in all. Autograd, transforms
-    and compiled graphs, which cannot take slots under a lock, concatenate.
+    copies, so old states stay valid and n appended tokens cost O(n) copies in all. Autograd, transforms and compiled
+    graphs, which allow no writing in place, concatenate.
 
     The names and shapes are the mechanism's choice (see SLOT_AXIS). `positions` (slots,), where present, is shared by
     the batch. A `key_mask` (batch, slots) appears once a mask is given; until then every slot is real.

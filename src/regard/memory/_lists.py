@@ -1,7 +1,6 @@
 """Inverted lists: keys by the nearest of some centres, of which a query looks into the nearest alone."""
 
 import math
-import threading
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -167,15 +166,13 @@ def _index(keys: Tensor, real: Tensor | None, lists: Lists, row: int, head: int)
 
 _INDICES: Any = WeakTensorKeyDictionary()
 """keys of a memory -> the mask, centres and lists that they were read with, and FAISS's of each row and head"""
-_LOCK = threading.Lock()
 
 
 def _kept(keys: Tensor, real: Tensor | None, lists: Lists) -> dict[tuple[int, int], Any]:
     """The lists that were made of these very tensors, as long as somebody holds the keys."""
     beside = (real, *lists)
-    with _LOCK:
-        known, indices = _INDICES.get(keys, ((), {}))
-        if len(known) != len(beside) or any(old is not new for old, new in zip(known, beside, strict=True)):
-            indices = {}
-            _INDICES[keys] = beside, indices
-        return indices
+    known, indices = _INDICES.get(keys, ((), {}))
+    if len(known) != len(beside) or any(old is not new for old, new in zip(known, beside, strict=True)):
+        indices = {}
+        _INDICES[keys] = beside, indices
+    return indices
