@@ -95,8 +95,8 @@ def token_files(folder: Path, key: str, source: Source) -> TokenFiles:
         except OSError as error:
             if not path.exists():  # what a faster process wrote is the same: the key says so
                 raise ResourceError(
-                    f"cannot write token files to {folder}: {error.strerror}; name a folder that can be "
-                    "written, as --task.cache, in Python TextConfig(cache=...), or in XDG_CACHE_HOME"
+                    f"cannot write token files to {folder}: {error.strerror}; set XDG_CACHE_HOME to "
+                    "a folder that can be written, or name one, in Python TextConfig(cache=...)"
                 ) from error
     return _read(path)
 
