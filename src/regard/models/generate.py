@@ -17,8 +17,6 @@ from regard.models.lookup import checked, guess
 from regard.models.sampling import Sampling
 from regard.types_of import typed
 
-_LOG = logging.getLogger("regard")
-
 Prompts = Tensor | np.ndarray | Sequence[str | Sequence[int] | np.ndarray | Tensor]
 Reason = Literal["length", "stop"]
 
@@ -191,23 +189,15 @@ def stream(
     if batch_size is not None and batch_size < 1:
         raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
     ids = prompt_ids(prompts, tokenizer)
-    longest = max((len(x) for x in ids), default=0)
-    limit = model.limit
+    longest, limit = max((len(x) for x in ids), default=0), model.limit
     if limit is not None and longest + max_new_tokens - 1 > limit:
         raise LimitError(
-            f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens} exceed this model's "
-            f"max_length={limit}; shorten the prompt, generate at most {max(limit + 1 - longest, 0)} tokens, or build "
-            "the model with a larger max_length"
+            f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens} exceed this model's max_length={limit}; "
+            f"shorten the prompt, generate at most {max(limit + 1 - longest, 0)} tokens, or build a larger model"
         )
-    made_for = model.config.max_length if isinstance(model, LanguageModel) else limit
-    if limit is None and made_for is not None and longest + max_new_tokens > made_for:
-        _LOG.warning(
-            "the model was made for %d tokens: beyond these, of %d in the prompt and max_new_tokens=%d, its text gets "
-            "worse unless its positions extrapolate",
-            made_for,
-            longest,
-            max_new_tokens,
-        )
+    if limit is None and isinstance(model, LanguageModel) and longest + max_new_tokens > model.config.max_length:
+        said = f"the model was made for {model.config.max_length} tokens: beyond these its text may get worse"
+        logging.getLogger("regard").warning(said)
     rows = [
         Row(at, x, max_new_tokens, stop, stop_tokens, None if tokenizer is None else tokenizer.stream(x.tolist()), seed)
         for at, x in enumerate(ids)

@@ -290,8 +290,7 @@ class Datastore:
             manifest = current.manifest
             if manifest.adding is not None:
                 raise CheckpointError(f"{self.folder} is still being added to; finish that first")
-            known = [document.name for document in manifest.documents]
-            names = tuple(each for name in names for each in ([x for x in known if x.startswith(f"{name}:")] or [name]))
+            names = tuple(each for name in names for each in (manifest.of_file(name) or [name]))
             current._require_documents(names)
             kept = np.repeat(
                 [document.name not in names for document in manifest.documents],

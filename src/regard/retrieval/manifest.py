@@ -96,6 +96,10 @@ class Manifest:
                 left -= block.entries
         return replace(self, documents=documents, blocks=tuple(blocks), adding=None)
 
+    def of_file(self, name: str) -> list[str]:
+        """Names of the documents into which a file of this name was cut."""
+        return [document.name for document in self.documents if document.name.startswith(f"{name}:")]
+
     def stats(self) -> Stats:
         """What is in the datastore."""
         documents: Counter[str] = Counter()
