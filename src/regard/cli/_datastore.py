@@ -1,7 +1,7 @@
 """A datastore beside a model, for the commands that take one."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -103,20 +103,11 @@ def datastore_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def mixing(
-    folder: str | None,
-    options: KnnOptions,
-    loaded: "TrainedModel",
-    *,
-    device: str,
-    trust: bool,
-    ignore: Sequence[str],
-) -> "Lookup":
+def mixing(given: Any, loaded: "TrainedModel") -> "Lookup":
     """What finds the neighbours of a run whose model mixes them in.
 
     Args:
-        folder: of the datastore; None: the run's own.
-        options: how it is searched.
+        given: options of a command: `datastore` (None: the run's own), `knn`, `device`, `trust` and `ignore`.
         loaded: the run.
 
     Raises:
@@ -124,6 +115,7 @@ def mixing(
     """
     from regard.integrations.datastores import lookup
 
+    folder, options = given.datastore, given.knn
     for name in ("lam", "temperature"):
         if getattr(options, name) is not None:
             raise ConfigError(
@@ -147,9 +139,9 @@ def mixing(
             k=loaded.model.config.neighbours if options.k is None else options.k,  # type: ignore[union-attr]
             index=options.index,
             probes=options.probes,
-            device=device,
-            trust=trust,
-            ignore=ignore,
+            device=given.device,
+            trust=given.trust,
+            ignore=given.ignore,
         )
 
 

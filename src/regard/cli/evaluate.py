@@ -187,14 +187,7 @@ def _run(options: Options, said: Evaluated) -> dict[str, object]:
         reduce(loaded.model, options.cache)
     forward, beside, own = straight, alone, None
     if isinstance(loaded.model, LanguageModel) and loaded.model.config.neighbours:
-        found = mixing(
-            options.datastore,
-            options.knn,
-            loaded,
-            device=options.device,
-            trust=options.trust,
-            ignore=options.ignore,
-        )
+        found = mixing(options, loaded)
         said.datastore = facts(str(found.store.folder), options.knn, neighbours=found.k)
 
         own = None if options.knn.own else Own(found.store)

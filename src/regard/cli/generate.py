@@ -180,14 +180,7 @@ def _beside(
     if loaded is not None:
         from regard.retrieval import Spalm
 
-        found = mixing(
-            options.datastore,
-            options.knn,
-            loaded,
-            device=options.device,
-            trust=options.trust,
-            ignore=options.ignore,
-        )
+        found = mixing(options, loaded)
         return Spalm(model, found).eval()
     if options.datastore is not None:
         return looked_up(options.datastore, options.knn, model, tokenizer)
