@@ -139,10 +139,9 @@ class PublishedModel:
             UnsupportedError: it is not.
         """
         if not isinstance(self.model, LanguageModel):
-            instead = (
-                "In Python, `answer` gives its answer to a text. " if isinstance(self.model, EncoderDecoder) else ""
-            )
-            instead = "regard embed makes vectors of texts. " if self.tokenizer and not instead else instead
+            instead = "regard embed makes vectors of texts. " if self.tokenizer else ""
+            if isinstance(self.model, EncoderDecoder):
+                instead = "In Python, `answer` gives its answer to a text. "
             raise UnsupportedError(
                 f"{self.path} is a {self.architecture}, which does not continue texts. {instead}regard explore shows "
                 "its attention"
