@@ -36,7 +36,8 @@ demo: .venv/.base  ## compare attention mechanisms on real text; the report land
 test: .venv/.test  ## the test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m '$(MAIN)'
 
-# These stages leave out the tests for which nothing changed since tests/passed.json was written (REGARD_ALL=1 runs all).
+# These stages leave out the tests for which nothing changed since tests/passed.json was written (REGARD_ALL=1 runs all);
+# with REGARD_RECORD=1 they write it, and take longer.
 CHANGED := -m pytest -p tests.unchanged --numprocesses 2 --dist worksteal
 
 test-mutants: .venv/.test  ## what is broken on purpose is noticed: mechanisms, parts, lines of code, guests of the campaign

@@ -52,6 +52,7 @@ def stage(pytester, monkeypatch):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(text))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("REGARD_RECORD", "1")
     monkeypatch.setattr(unchanged, "ROOT", pytester.path)
     monkeypatch.setattr(unchanged, "RECORD", pytester.path / "tests" / "passed.json")
 
@@ -109,6 +110,12 @@ def test_all_can_be_asked_for(stage, monkeypatch):
     stage()
     monkeypatch.setenv("REGARD_ALL", "1")
     assert stage() == (4, 0, 0)
+
+
+def test_nothing_is_recorded_unasked(stage, monkeypatch):
+    monkeypatch.delenv("REGARD_RECORD")
+    assert stage() == (4, 0, 0)
+    assert not unchanged.RECORD.exists()
 
 
 def test_every_choice_by_marks_has_a_record_of_its_own(stage, pytester):

@@ -1,12 +1,13 @@
 """A pytest plugin that leaves out the tests of a stage for which nothing has changed since they last passed.
 
-    pytest -p tests.unchanged tests/claims -m study                   # runs what changed, records what passed
+    pytest -p tests.unchanged tests/claims -m study                   # runs what changed
+    REGARD_RECORD=1 pytest -p tests.unchanged tests/claims -m study   # records what passed as well, which is slower
     REGARD_ALL=1 pytest -p tests.unchanged tests/claims -m study      # runs everything
 
-Tests of one file, one parameter `name` and one `-m` are a group. While a group runs, the plugin notes every file of the
-repository whose functions are called or that is opened; `tests/passed.json` records the folders of these files, and of
-what they import or read when they are imported, with a digest of their content, of the settings of the project, and of
-the machine. A group is left out while its digest is the recorded one.
+Tests of one file, one parameter `name` and one `-m` are a group. While a group runs to be recorded, the plugin notes
+every file of the repository whose functions are called or that is opened; `tests/passed.json` records the folders of
+these files, and of what they import or read when they are imported, with a digest of their content, of the settings of
+the project, and of the machine. A group is left out while its digest is the recorded one.
 """
 
 import ast
@@ -184,33 +185,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.user_properties.append(("group", [group(item), sizes.count(group(item))]))
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[object]:
-    with reading() as files:
-        result = yield
-        SETTING_UP[fixturedef.argname] |= files
-    return result
+class Watched:
+    """Notes what every test reads, where it runs."""
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[object]:
+        with reading() as files:
+            result = yield
+            SETTING_UP[fixturedef.argname] |= files
+        return result
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    SEEN.clear()
-    SEEN.update({str(item.path), *(str(folder / "conftest.py") for folder in item.path.parents)})
-    sys.setprofile(_called)
-    try:
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+        SEEN.clear()
+        SEEN.update({str(item.path), *(str(folder / "conftest.py") for folder in item.path.parents)})
+        sys.setprofile(_called)
+        try:
+            return (yield)
+        finally:
+            sys.setprofile(None)
+            if nextitem is None or group(nextitem) != group(item):
+                _forget()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+        if call.when == "teardown":
+            shared = (SETTING_UP[name] for name in item.fixturenames)  # pyright: ignore[reportAttributeAccessIssue]
+            item.user_properties.append(("places", places(SEEN.union(*shared))))
         return (yield)
-    finally:
-        sys.setprofile(None)
-        if nextitem is None or group(nextitem) != group(item):
-            _forget()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    if call.when == "teardown":
-        shared = (SETTING_UP[name] for name in item.fixturenames)  # pyright: ignore[reportAttributeAccessIssue]
-        item.user_properties.append(("places", places(SEEN.union(*shared))))
-    return (yield)
 
 
 class Passed:
@@ -231,8 +233,6 @@ class Passed:
             self.left[name] -= 1
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:  # all were left out
-            session.exitstatus = pytest.ExitCode.OK
         now, record = contents(), recorded()
         for name, found in ((name, sorted(found)) for name, found in self.places.items() if self.left[name] == 0):
             if digest(found, STARTED) == digest(found, now):  # else it may have passed with what no longer is
@@ -241,13 +241,28 @@ class Passed:
         RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
+@functools.cache
+def _watch() -> None:
+    sys.addaudithook(_audited)  # there is no way to remove it
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:  # all were left out
+        session.exitstatus = pytest.ExitCode.OK
+
+
 def pytest_configure(config: pytest.Config) -> None:
     STARTED.clear()
     STARTED.update(contents())
     options = ("keyword", "deselect", "lf", "stepwise")
-    chosen = any(getattr(config.option, name, None) for name in options) or any("::" in name for name in config.args)
-    if not chosen and not hasattr(config, "workerinput"):  # part of a group does not pass for all of it
+    part = any(getattr(config.option, name, None) for name in options) or any("::" in name for name in config.args)
+    if part or not os.environ.get("REGARD_RECORD"):  # part of a group does not pass for all of it
+        return
+    _watch()
+    config.pluginmanager.register(Watched())
+    if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Passed())
 
 
-sys.addaudithook(_audited)
+if os.environ.get("REGARD_RECORD"):
+    _watch()  # before the first conftest is imported
