@@ -24,7 +24,6 @@ from regard.options import registered_name
 from regard.precision import accumulation_dtype
 from regard.randomness import generator, recomputing
 from regard.state import State, Summary
-from regard.transforms import plain, served
 
 __all__ = [
     "Attended",
@@ -126,7 +125,7 @@ class Attention(Mechanism, ABC):
             run = self._define
         elif info.grouped == "expanded" and self.heads.group > 1:
             k, v = (x.repeat_interleave(self.heads.group, 1) for x in (k, v))
-        answer = served(self._name, run, q, k, v, call)
+        answer = run(q, k, v, call)
         if answer.state is not None:
             answer.state.set_tag(self.spec_tag)
         # Autocast leaves the dtype of its last product. Anew, since torch 2.11 compiles no answer that `_replace` made.
@@ -169,7 +168,7 @@ class Attention(Mechanism, ABC):
         if torch.compiler.is_compiling():
             return
         for name, each in self.info.inputs.items():
-            x = plain(inputs[name].detach())
+            x = inputs[name].detach()
             outside = (x < each.low) | (x > each.high)
             if outside.any():
                 raise InputError(

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, final
 import torch
 from torch import Tensor
 
+from regard.compiling import require
 from regard.dump import require_tag
 from regard.errors import ConfigError, LimitError, ShapeError, UnsupportedError, room_for
 from regard.info import Heads, Info, Input
 from regard.options import Configured, option, registered_name, weight
 from regard.randomness import drawn_on_cpu
 from regard.state import Entry, Slots, State, Summary, begin, per_slot
-from regard.transforms import require
 from regard.types_of import typed
 
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from regard.dump import SLOT_AXIS, loaded, tagged, untagged
 from regard.errors import ShapeError, UnsupportedError
 from regard.precision import accumulation_dtype
-from regard.transforms import transformed
 
 
 class State(ABC):
@@ -174,8 +173,8 @@ class Slots(State):
     """A state that keeps things per slot (keys, values, buckets, ...): slots [start, stop) of a tape.
 
     States that grow from one another share the tape. Appending writes behind the end if nobody else has, else it
-    copies, so old states stay valid and n appended tokens cost O(n) copies in all. Autograd, transforms and compiled
-    graphs, which allow no writing in place, concatenate.
+    copies, so old states stay valid and n appended tokens cost O(n) copies in all. Autograd and compiled graphs, which
+    allow no writing in place, concatenate.
 
     The names and shapes are the mechanism's choice (see SLOT_AXIS). `positions` (slots,), where present, is shared by
     the batch. A `key_mask` (batch, slots) appears once a mask is given; until then every slot is real.
@@ -259,7 +258,7 @@ class Slots(State):
             real = torch.ones(first.shape[0], count, dtype=torch.bool, device=first.device)
             new["key_mask"] = real if key_mask is None else key_mask
         start, end, length = self.start, self.stop, self.length + count
-        if torch.is_grad_enabled() or transformed() or torch.compiler.is_compiling():  # see the docstring
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():  # see the docstring
             old = self._masked() if masks else self.view()
             data = {name: torch.cat([x, new[name]], SLOT_AXIS[x.ndim]) for name, x in old.items()}
             stop = end - start + count

@@ -121,7 +121,7 @@ PRECISION = (
     ),
     Edit(
         "hashes in bfloat16",
-        f"{ROUTED}:nearest_points_op",
+        f"{ROUTED}:nearest_points",
         "x[:, at : at + step].float()",
         "x[:, at : at + step].bfloat16().float()",
         "lsh(rounds=2, bucket_size=8)",
@@ -250,7 +250,7 @@ GROUPS = (
 NOISE = (
     Edit(
         "one noise for all heads",
-        f"{SUMS}.noise:position_noise_op",
+        f"{SUMS}.noise:position_noise",
         "draw, head, block)",
         "draw, 0, block)",
         "tests.attention.kernel.test_randomized",
@@ -258,7 +258,7 @@ NOISE = (
     ),
     Edit(
         "one noise for all samples",
-        f"{SUMS}.noise:position_noise_op",
+        f"{SUMS}.noise:position_noise",
         "torch.randn(BLOCK, samples, width,",
         "torch.randn(BLOCK, 1, width,",
         "tests.attention.kernel.test_randomized",
@@ -266,7 +266,7 @@ NOISE = (
     ),
     Edit(
         "one draw of keys for all samples",
-        f"{SUMS}.noise:position_noise_op",
+        f"{SUMS}.noise:position_noise",
         "torch.rand(BLOCK, samples,",
         "torch.rand(BLOCK, 1,",
         "tests.attention.kernel.test_randomized",
@@ -274,7 +274,7 @@ NOISE = (
     ),
     Edit(
         "the same noise in every block of positions",
-        f"{SUMS}.noise:position_noise_op",
+        f"{SUMS}.noise:position_noise",
         "draw, head, block)",
         "draw, head, 0)",
         "tests.attention.kernel.test_randomized",

@@ -12,9 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.compiling import known_within
 from regard.errors import ConfigError, nearest
 from regard.precision import accumulation_dtype
-from regard.transforms import known_within, transformed
+from regard.transforms import forward_mode
 
 LOG2E = math.log2(math.e)
 
@@ -227,7 +228,7 @@ class _Trigonometric(_FourierRandom):
     def scaled(self, x: Tensor, projection: Tensor | None) -> tuple[Tensor, Tensor]:
         y = _projected(x, projection)
         features, half = torch.cat([y.sin(), y.cos()], -1), _half_square(x)
-        if half.requires_grad or transformed():
+        if half.requires_grad or forward_mode():
             features = features * (half - half.detach()).exp()[..., None]
         return features, half.detach() - math.log(y.shape[-1]) / 2
 
@@ -308,7 +309,7 @@ def _exponentials(y: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
     Nothing falls below `smallest`, so that a query always has a positive total.
     """
     top = y.detach().amax(-1)
-    learned = half.requires_grad or transformed()
+    learned = half.requires_grad or forward_mode()
     shift = (half - half.detach()) * LOG2E + top if learned else top  # with the derivative of half
     features = y.sub_(shift[..., None]).clamp_min_(math.log2(smallest(y.dtype))).exp2_()
     return features, top / LOG2E - half.detach() - math.log(y.shape[-1]) / 2

@@ -11,7 +11,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard import approximate
 from regard.errors import UnsupportedError
-from regard.transforms import transformed
 
 _FULL = 8
 """keys for each centre, before centres are drawn"""
@@ -66,10 +65,9 @@ def faiss() -> Any:
     Raises:
         UnsupportedError: it is not installed, or what it is to read is not there yet.
     """
-    if transformed() or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         raise UnsupportedError(
-            "memorizing(index='ivf') asks FAISS, which torch.compile and torch.func do not see through; build it with "
-            "index='exact' there"
+            "memorizing(index='ivf') asks FAISS, which torch.compile does not see through; build it with index='exact'"
         )
     return approximate.faiss("memorizing(index='ivf')", "index='exact' works without it")
 

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from regard.errors import InputError, ShapeError, UnsupportedError, kind_of
 from regard.models.config import ModelConfig
 from regard.models.depth import Depth, Readout
-from regard.transforms import plain
 
 
 def arguments(
@@ -77,7 +76,7 @@ def _require(given: Tensor, tokens: Tensor, name: str, low: int | None, high: in
         raise ShapeError(f"{name} must be int64 {tuple(tokens.shape)}, as the tokens, got {kind_of(given)}")
     if torch.compiler.is_compiling() or not given.numel():
         return
-    least, most = (int(x) for x in plain(given).aminmax())
+    least, most = (int(x) for x in given.aminmax())
     if most > high or (low is not None and least < low):
         wrong = most if most > high else least
         allowed = f"at most {high}" if low is None else f"from {low} to {high}"

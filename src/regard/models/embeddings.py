@@ -17,7 +17,6 @@ from regard.models.encoder_config import EncoderConfig, InputConfig
 from regard.models.parts import build_norm
 from regard.position import Position, build_position
 from regard.position.sinusoidal import Sinusoidal
-from regard.transforms import plain
 
 
 class Embeddings(nn.Module):
@@ -218,7 +217,7 @@ def check_ids(ids: Tensor, count: int, name: str) -> None:
         raise ShapeError(f"{name} must be integers (batch, length), got {kind_of(ids)}")
     if torch.compiler.is_compiling() or not ids.numel():
         return
-    low, high = (int(x) for x in plain(ids).aminmax())
+    low, high = (int(x) for x in ids.aminmax())
     if low < 0 or high >= count:
         raise InputError(f"{name}: id {low if low < 0 else high} is out of range, ids are 0 to {count - 1}")
 

@@ -10,7 +10,6 @@ from regard.core import generator
 from regard.errors import ConfigError, LimitError
 from regard.info import Heads
 from regard.position._base import Position
-from regard.transforms import plain
 
 
 @final
@@ -84,7 +83,7 @@ class Coordinates(Position):
         """`x` plus both vectors."""
         most = len(self.rows) * len(self.columns)
         # Only shapes and sizes are looked at when compiling; the index itself is checked in eager mode.
-        if not torch.compiler.is_compiling() and positions.numel() and (last := int(plain(positions).max())) >= most:
+        if not torch.compiler.is_compiling() and positions.numel() and (last := int(positions.max())) >= most:
             raise LimitError(
                 f"position coordinates was built for {len(self.rows)} rows of {len(self.columns)} slots, got position "
                 f"{last}; build it with a larger max_length"

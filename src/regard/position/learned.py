@@ -9,7 +9,6 @@ from regard.core import generator
 from regard.errors import ConfigError, LimitError
 from regard.info import Heads
 from regard.position._base import Position
-from regard.transforms import plain
 
 
 @final
@@ -49,7 +48,7 @@ class Learned(Position):
         """`x` plus the table's rows."""
         # Only shapes and sizes are looked at when compiling; the index itself is checked in eager mode.
         if not torch.compiler.is_compiling() and positions.numel():
-            low, high = (int(x) for x in plain(positions).aminmax())
+            low, high = (int(x) for x in positions.aminmax())
             if low < 0 or high >= len(self.table):
                 raise LimitError(
                     f"position learned was built for max_length={len(self.table)}, got positions {low} to {high}; "

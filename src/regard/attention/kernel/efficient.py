@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.compiling import known_within
 from regard.core import Attended, Attention, Call, accumulation_dtype
 from regard.engines.sums.channels import average_by_channel
 from regard.engines.sums.passes import LOWEST, divisor
 from regard.info import Info, Supports
 from regard.state import Entry, Summary, begin, constant
-from regard.transforms import known_within
 
 
 @final

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.routed import Routed, nearest
+from regard.compiling import known_within
 from regard.core import Attended, Call, accumulation_dtype, generator, recomputing
 from regard.engines.routed import exact
 from regard.engines.routed.codes import coded, gather_codes, window
@@ -19,7 +20,6 @@ from regard.info import Info, Supports
 from regard.options import weight
 from regard.randomness import decided
 from regard.state import Entry, Slots, State, Tape, constant, per_slot
-from regard.transforms import known_within
 
 EPSILON = 1e-6
 """added to the mean square of a query or key"""

@@ -18,7 +18,7 @@ from regard.options import weight
 from regard.patterns import Pattern, causal
 from regard.patterns import window as neighbours
 from regard.state import State
-from regard.transforms import transformed
+from regard.transforms import forward_mode
 
 
 @final
@@ -77,7 +77,7 @@ class AdaptiveSpan(Sparse):
 
     def needed(self) -> int:
         """The largest distance at which a head has any weight, in steps; all of `max_span` where nobody may look."""
-        if torch.compiler.is_compiling() or transformed():
+        if torch.compiler.is_compiling():
             return self.max_span
         longest = self.span.detach().nan_to_num(1).clamp(0, 1).max().item()  # NaN may reach all
         return reach_of(self.max_span * longest, self.ramp, self.max_span)
@@ -110,7 +110,7 @@ class AdaptiveSpan(Sparse):
     def z(self) -> Tensor:
         """z of every head, in float32 at least."""
         span = self.span.to(accumulation_dtype(self.span.dtype))
-        bounded = span.clamp(0, 1) if transformed() else Bounded.apply(span)
+        bounded = span.clamp(0, 1) if forward_mode() else Bounded.apply(span)
         return self.max_span * cast(Tensor, bounded)
 
     def spans(self, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -162,10 +162,15 @@ class AdaptiveSpan(Sparse):
 class Bounded(torch.autograd.Function):
     """min(max(x, 0), 1), whose slope is 1 outside too, except where a step would lead further out."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
+    def forward(x: Tensor) -> Tensor:
         return x.clamp(0, 1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Tensor:  # type: ignore[override]

@@ -14,7 +14,6 @@ from regard.engines.dense import Rule, chunked, expand_heads, publish, softmax
 from regard.info import Info, Input, Supports
 from regard.patterns import Pattern
 from regard.patterns import window as neighbours
-from regard.transforms import transformed
 
 
 @final
@@ -107,7 +106,7 @@ class DynamicSpan(Sparse):
 
     def reaching(self, z: Tensor) -> str:
         """The rule for the longest of these spans; for `max_span` where nobody may look."""
-        if torch.compiler.is_compiling() or transformed() or not z.numel():
+        if torch.compiler.is_compiling() or not z.numel():
             return self.whole
         reach = reach_of(z.detach().max().nan_to_num(self.max_span).item(), self.ramp, self.max_span)
         return self.whole if reach == self.max_span else self.rule(reach)

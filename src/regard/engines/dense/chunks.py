@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.bias import ScoreBias
 from regard.core import Call, accumulation_dtype
-from regard.transforms import transformable
+from regard.transforms import guarded
 
 CHUNK_ELEMENTS = 1 << 18
 """numbers in the largest tensor of a chunk, 1 MiB in float32"""
@@ -268,7 +268,7 @@ def _(grad, q, k, v, weights, curve, query, relative, table, key_mask, seed, wan
     return [arguments[at].new_empty(arguments[at].shape) for at in wanted]
 
 
-_pulled = transformable(dense_backward)
+_pulled = guarded(dense_backward)
 
 
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -290,4 +290,5 @@ def _backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
     return (*every[:3], every[7:], *every[3:7], *([None] * 7))
 
 
-_average = transformable(dense_op, _backward, setup_context=_setup)
+dense_op.register_autograd(_backward, setup_context=_setup)
+_average = guarded(dense_op)

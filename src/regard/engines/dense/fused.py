@@ -1,19 +1,17 @@
 """Softmax of inner products in linear memory: torch's fused kernel where it applies, our engines elsewhere."""
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from regard.compiling import exporting
 from regard.core import Call, accumulation_dtype
 from regard.engines.dense.chunks import Rule, chunked, publish, softmax
 from regard.engines.tiles import tiled_attention
 from regard.patterns import causal, everything
-from regard.transforms import exporting, higher_order, refuse_twice, transformed
 
 MATERIALISED_PAIRS = 1 << 20
 """queries x keys up to which logits may exist as one tensor"""
@@ -141,11 +139,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, call: Call, *, scale: float, dropout:
     grouped = False
     if q.shape[1] != k.shape[1]:  # asked, since the kernel takes no symbol of a compiler
         grouped = True
-    special = transformed()
-    # Under `vmap` torch does not see that logits need a gradient, and would choose the kernel that has none.
-    learned = mask is not None and mask.is_floating_point()
-    attend = _explicit if special and (learned or higher_order(q, k, v, mask)) else F.scaled_dot_product_attention
-    values = attend(
+    values = F.scaled_dot_product_attention(
         q,
         k,
         v,
@@ -155,8 +149,6 @@ def fused(q: Tensor, k: Tensor, v: Tensor, call: Call, *, scale: float, dropout:
         scale=scale,
         enable_gqa=grouped,
     )
-    if special or values.requires_grad:
-        refuse_twice(values)
     if q.device.type == "cpu" and not exporting() and keys < LANES:  # an export serves every length
         values = _lost(values, q, k, mask, scale=scale, causal=square)
     return values if width == wide else values[..., :width]
@@ -167,7 +159,7 @@ def _lost(values: Tensor, q: Tensor, k: Tensor, mask: Tensor | None, *, scale: f
 
     Of fewer keys than lanes torch takes the maximum without NaN, and answers rows of NaN alone with 0.
     """
-    if not (torch.compiler.is_compiling() or transformed()) and not bool((values == 0).all(-1).any()):
+    if not torch.compiler.is_compiling() and not bool((values == 0).all(-1).any()):
         return values
     with torch.no_grad():
         wide = accumulation_dtype(q.dtype)
@@ -179,12 +171,6 @@ def _lost(values: Tensor, q: Tensor, k: Tensor, mask: Tensor | None, *, scale: f
             logits = logits.masked_fill(~mask, 0) if mask.dtype == torch.bool else logits + mask.to(wide)
         lost = (logits.isnan() | logits.isposinf()).any(-1, keepdim=True)
     return values.masked_fill(lost, float("nan"))
-
-
-def _explicit(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """The same from plain operations, which have every derivative; the kernel has the first in reverse mode alone."""
-    with sdpa_kernel(SDPBackend.MATH):
-        return F.scaled_dot_product_attention(q, k, v, **options)
 
 
 def _mask(q: Tensor, keys: int, call: Call) -> Tensor | None:

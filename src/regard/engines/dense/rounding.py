@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.core import accumulation_dtype
 from regard.state import Slots
-from regard.transforms import transformed
+from regard.transforms import forward_mode
 
 
 def rounded_rows(weights: Float[Tensor, "*rows keys"], levels: int, renormalise: bool) -> Float[Tensor, "*rows keys"]:
@@ -53,9 +53,9 @@ def append_codes(
 
 
 def _learned(state: Slots, *new: Tensor) -> bool:
-    """Whether gradients must pass what the state keeps; a transform may ask for them unseen."""
+    """True if derivatives must pass through what the state keeps; in forward mode no tensor requires a gradient."""
     asked = any(x.requires_grad for x in (*new, *state.tensors().values()))
-    return (torch.is_grad_enabled() and asked) or transformed()
+    return (torch.is_grad_enabled() and asked) or forward_mode()
 
 
 def _widened(state: Slots) -> Slots:

@@ -22,7 +22,7 @@ from regard.engines.tiles.layout import touched
 from regard.engines.tiles.parts import natural
 from regard.errors import ConfigError, UnsupportedError
 from regard.patterns import Pattern
-from regard.transforms import transformed
+from regard.transforms import refuse_tangents
 
 BLOCK = 128
 """positions in a block: the least that FlexAttention takes by default"""
@@ -58,7 +58,7 @@ def flexed(
         (values, lse); a query without keys has value 0 and lse -inf.
 
     Raises:
-        UnsupportedError: dropout; other parts of a bias; on a CPU, inputs that need a gradient; transforms; a rule that
+        UnsupportedError: dropout; other parts of a bias; on a CPU, inputs that need a gradient; tangents; a rule that
             torch does not compile.
         ConfigError: a pattern per head for another number of heads.
     """
@@ -74,8 +74,7 @@ def flexed(
     learned = (q, k, v) if bias is None or bias.curve is None else (q, k, v, bias.curve)
     if q.device.type == "cpu" and torch.is_grad_enabled() and any(x.requires_grad for x in learned):
         raise UnsupportedError('impl="flex" has no backward pass on a CPU; impl="torch" has one')
-    if transformed():
-        raise UnsupportedError('impl="flex" has no rules for torch.func and forward mode; impl="reference" has them')
+    refuse_tangents("FlexAttention", learned)
     if not q.shape[2] or not k.shape[2]:
         return v.new_zeros(*q.shape[:3], v.shape[3]), q.new_full(q.shape[:3], float("-inf"))
     i, j = explicit(query_positions, q.shape[2], q.device), explicit(key_positions, k.shape[2], q.device)

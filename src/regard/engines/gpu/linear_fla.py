@@ -12,7 +12,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import UnsupportedError
-from regard.transforms import transformed
 
 
 def require() -> None:
@@ -35,8 +34,6 @@ def causal_average(
     normalise: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Causal averages under weights f_i . g_j; arguments and results as `linear_triton.causal_average`."""
-    if transformed():
-        raise UnsupportedError('impl="fla" has no rules for torch.func and forward mode; impl="reference" has them')
     published = import_module("fla.ops.linear_attn").chunk_linear_attn
     group = fq.shape[1] // fk.shape[1]
     lengthwise = [x.transpose(1, 2).contiguous() for x in (fq, *(x.repeat_interleave(group, 1) for x in (fk, v)))]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from regard.engines.gpu._interpreter import INTERPRETED
 from regard.errors import UnsupportedError
-from regard.transforms import transformable
+from regard.transforms import guarded
 
 
 def require() -> None:
@@ -110,7 +110,7 @@ def _(of_values, of_total, of_end, fq, fk, v, sum, values, total, normalise):
     return torch.empty_like(fq), torch.empty_like(fk), torch.empty_like(v), torch.empty_like(sum)
 
 
-_pulled = transformable(_average_backward)
+_pulled = guarded(_average_backward)
 
 
 def _setup_context(ctx, inputs, output) -> None:
@@ -126,4 +126,5 @@ def _backward(ctx, of_values, of_total, of_end):
     return *_pulled(of_values, of_total, of_end, *saved, ctx.normalise), None
 
 
-_averaged = transformable(_average, _backward, setup_context=_setup_context)
+_average.register_autograd(_backward, setup_context=_setup_context)
+_averaged = guarded(_average)

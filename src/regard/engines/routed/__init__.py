@@ -7,7 +7,6 @@ from torch import Tensor
 
 from regard.features.norms import balanced
 from regard.precision import accumulation_dtype
-from regard.transforms import transformable
 
 LOG2E = 1.4426950408889634
 """logits are kept in units of log 2: exp2 is several times faster than exp on a CPU"""
@@ -32,7 +31,7 @@ def doubled(x: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("regard::nearest_points", mutates_args=())
-def nearest_points_op(x: Tensor, points: Tensor, offsets: Tensor) -> Tensor:
+def nearest_points(x: Tensor, points: Tensor, offsets: Tensor) -> Tensor:
     """argmax_s x . points_s + offsets_s of float32 numbers, the same for a row whatever rows come with it.
 
     A matrix product rounds differently for other numbers of rows, which could flip a close decision between prefill and
@@ -85,12 +84,9 @@ def _summed(x: Tensor, points: Tensor) -> Tensor:
     return products[:, 0]
 
 
-@nearest_points_op.register_fake
+@nearest_points.register_fake
 def _(x: Tensor, points: Tensor, offsets: Tensor) -> Tensor:
     return x.new_empty((x.shape[0], x.shape[1], points.shape[1]), dtype=torch.int32)
-
-
-nearest_points = transformable(nearest_points_op, chooses=True)
 
 
 def near_one(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.engines.routed import LOG2E, accumulate, exact, lost, room
 from regard.precision import accumulation_dtype
-from regard.transforms import transformable
+from regard.transforms import guarded
 
 ABSENT = float(1 << 25)
 """the position of an empty place; positions and codes are exact floats below 2^24"""
@@ -384,7 +384,7 @@ def _(grad, q, k, v, *others):  # type: ignore[no-untyped-def]
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
 
 
-_pulled = transformable(bucketed_backward)
+_pulled = guarded(bucketed_backward)
 
 
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -396,4 +396,5 @@ def _backward(ctx, grad: Tensor, _: Tensor):  # type: ignore[no-untyped-def]
     return (*_pulled(grad, *ctx.saved_tensors, *ctx.options), *([None] * 11))
 
 
-bucketed = transformable(bucketed_op, _backward, setup_context=_setup)
+bucketed_op.register_autograd(_backward, setup_context=_setup)
+bucketed = guarded(bucketed_op)

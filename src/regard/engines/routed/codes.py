@@ -19,7 +19,7 @@ from regard.engines.routed import LOG2E, accumulate, exact, room
 from regard.features.waves import sinusoids
 from regard.precision import accumulation_dtype
 from regard.state import Slots
-from regard.transforms import transformable, transformed
+from regard.transforms import guarded
 
 
 class Segment(NamedTuple):
@@ -254,7 +254,7 @@ def _(grad, q, k, v, codes, codebook, cache, *others):  # type: ignore[no-untype
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, cache))
 
 
-_pulled = transformable(coded_backward)
+_pulled = guarded(coded_backward)
 
 
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -267,7 +267,8 @@ def _backward(ctx, grad: Tensor, _: Tensor):  # type: ignore[no-untyped-def]
     return dq, dk, dv, None, None, dcache, None, None
 
 
-_average = transformable(coded_op, _backward, setup_context=_setup)
+coded_op.register_autograd(_backward, setup_context=_setup)
+_average = guarded(coded_op)
 
 
 def coded(
@@ -305,11 +306,7 @@ def coded(
     if leaving:
         sums = F.pad(cache.flatten(0, 1), (0, 0, 0, 1))
         left = kept["codes"][:, :, :leaving].flatten(0, 1).long(), kept["v"][:, :, :leaving].flatten(0, 1)
-        if transformed():  # `vmap` cannot write into sums that are the same for all
-            columns = F.pad(left[1].to(cache.dtype), (0, 1), value=1.0)
-            sums = sums.scatter_add(1, left[0][..., None].expand_as(columns), columns)
-        else:
-            gather_codes(sums, left[0], left[1].to(cache.dtype))
+        gather_codes(sums, left[0], left[1].to(cache.dtype))
         cache = sums[:, :-1].view(cache.shape)
     return values.to(v.dtype), grown.drop(grown.length - past).with_steady(cache=cache)
 

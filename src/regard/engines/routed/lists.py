@@ -11,14 +11,14 @@ from torch import Tensor
 
 from regard.engines.routed import accumulate, doubled, exact, room
 from regard.precision import accumulation_dtype
-from regard.transforms import transformable
+from regard.transforms import guarded
 
 PIECEWISE_QUERIES = 16
 """up to this many queries the keys are widened piece by piece"""
 
 
 @torch.library.custom_op("regard::best_keys", mutates_args=())
-def best_keys_op(q: Tensor, k: Tensor, key_mask: Tensor | None, count: int, causal: bool) -> Tensor:
+def best_keys(q: Tensor, k: Tensor, key_mask: Tensor | None, count: int, causal: bool) -> Tensor:
     """The slots of the `count` keys with the largest q_i . k_j, of those that a query may see.
 
     Args:
@@ -81,12 +81,9 @@ def _products(rows: Tensor, k: Tensor) -> Tensor:
     return torch.cat([rows @ doubled(keys).mT for keys in k.split(step, 2)], -1)
 
 
-@best_keys_op.register_fake
+@best_keys.register_fake
 def _(q: Tensor, k: Tensor, key_mask: Tensor | None, count: int, causal: bool) -> Tensor:
     return q.new_empty((*q.shape[:3], min(count, k.shape[2])), dtype=torch.int64)
-
-
-best_keys = transformable(best_keys_op, chooses=True)
 
 
 def _steps(lists: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[slice, tuple[Tensor, Tensor, Tensor], Tensor]]:
@@ -169,7 +166,7 @@ def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, lists: Tensor, scale: float
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-_pulled = transformable(listed_backward)
+_pulled = guarded(listed_backward)
 
 
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -181,4 +178,5 @@ def _backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
     return *_pulled(grad, *ctx.saved_tensors, ctx.scale), None, None
 
 
-listed = transformable(listed_op, _backward, setup_context=_setup)
+listed_op.register_autograd(_backward, setup_context=_setup)
+listed = guarded(listed_op)

@@ -4,13 +4,10 @@ import torch
 from torch import Tensor
 
 from regard.engines.routed.lists import doubled_scores
-from regard.transforms import transformable
 
 
 @torch.library.custom_op("regard::sampled_keys", mutates_args=())
-def sampled_keys_op(
-    q: Tensor, k: Tensor, uniform: Tensor, key_mask: Tensor | None, scale: float, causal: bool
-) -> Tensor:
+def sampled_keys(q: Tensor, k: Tensor, uniform: Tensor, key_mask: Tensor | None, scale: float, causal: bool) -> Tensor:
     """For each uniform number the first key j at which sum_{l <= j} softmax_l(scale q_i . k_l) exceeds it.
 
     In float64: a sum in another order then rounds too little to change a draw.
@@ -36,9 +33,6 @@ def sampled_keys_op(
     return drawn
 
 
-@sampled_keys_op.register_fake
+@sampled_keys.register_fake
 def _(q: Tensor, k: Tensor, uniform: Tensor, key_mask: Tensor | None, scale: float, causal: bool) -> Tensor:
     return q.new_empty((*q.shape[:3], uniform.shape[-1]), dtype=torch.int64)
-
-
-sampled_keys = transformable(sampled_keys_op, chooses=True)

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from regard.core import accumulation_dtype
 from regard.engines.sums.passes import CHUNK, LOWEST, SPAN, Span, count_spans, divisor, learning, require_kept, spans
-from regard.transforms import transformable
+from regard.transforms import guarded
 
 __all__ = ["average_by_channel"]
 
@@ -329,7 +329,7 @@ def _pull(
 
 
 _channels_backward = torch.library.custom_op("regard::channels_backward", backward, mutates_args=())
-_pulled = transformable(_channels_backward)
+_pulled = guarded(_channels_backward)
 
 
 def _gradients(r: Tensor, k: Tensor, v: Tensor, kept_sum: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -358,7 +358,8 @@ def _backward(ctx, of_values, of_sum, *_):
     return *_pulled(of_values, of_sum, r, k, v, *kept), None, None
 
 
-_average = transformable(_channels, _backward, setup_context=_setup_context)
+_channels.register_autograd(_backward, setup_context=_setup_context)
+_average = guarded(_channels)
 
 
 def _flops(r: list[int], k: list[int], v: list[int], products: int) -> int:

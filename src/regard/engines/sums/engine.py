@@ -23,7 +23,7 @@ from regard.engines.sums.passes import (
 )
 from regard.engines.sums.step import Averaged, step
 from regard.features.maps import FEATURE_MAPS
-from regard.transforms import transformable
+from regard.transforms import guarded
 
 __all__ = ["kernel_average"]
 
@@ -195,7 +195,7 @@ def backward(
 
 
 _kernel_backward = torch.library.custom_op("regard::kernel_backward", backward, mutates_args=())
-_pulled = transformable(_kernel_backward)
+_pulled = guarded(_kernel_backward)
 
 
 def _gradients(q: Tensor, k: Tensor, v: Tensor, log_weight: Tensor | None, sum: Tensor) -> Gradients:
@@ -232,7 +232,8 @@ def _backward(ctx, of_values, of_total, of_highest, of_sum, *_):
     return grads[0], grads[1], grads[2], grads[4], None, None, log_weight, *[None] * 8
 
 
-_average = transformable(_kernel, _backward, setup_context=_setup_context)
+_kernel.register_autograd(_backward, setup_context=_setup_context)
+_average = guarded(_kernel)
 
 
 def _flops(

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from regard.core import generator, recomputing
-from regard.transforms import transformable
 
 BLOCK = 32
 """positions that one generator serves: fewer would take more generators, more would draw what decoding discards"""
@@ -24,7 +23,7 @@ def _(calls: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("regard::position_noise", mutates_args=())
-def position_noise_op(
+def position_noise(
     like: Tensor, source: Tensor, first: int, count: int, heads: int, samples: int
 ) -> tuple[Tensor, Tensor]:
     """Gaussian vectors and uniform numbers of consecutive positions, from (seed, head, position, sample) alone.
@@ -55,10 +54,7 @@ def position_noise_op(
     return next(both).contiguous(), next(both).contiguous()
 
 
-@position_noise_op.register_fake
+@position_noise.register_fake
 def _(like: Tensor, source: Tensor, first: int, count: int, heads: int, samples: int) -> tuple[Tensor, Tensor]:
     shape = (heads, count, samples)
     return like.new_empty((*shape, like.shape[-1]), dtype=torch.float64), like.new_empty(shape, dtype=torch.float64)
-
-
-position_noise = transformable(position_noise_op, chooses=True)

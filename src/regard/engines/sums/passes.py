@@ -22,10 +22,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.compiling import exporting, known_within
 from regard.core import accumulation_dtype
 from regard.errors import UnsupportedError
 from regard.features.maps import LOG2E, FeatureMap
-from regard.transforms import exporting, known_within, transformed
 
 CHUNK = 64
 SPAN = 8
@@ -75,19 +75,19 @@ def learning(*tensors: Tensor | None) -> bool:
     """
     if exporting():
         return False
-    # Under `vmap` a tensor does not say whether it needs a gradient.
-    return transformed() or (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors))
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def require_kept(kept: Tensor) -> None:
     """Refuse the backward pass of a causal call that kept nothing for it.
 
     Raises:
-        UnsupportedError: it was exported.
+        UnsupportedError: it was exported, or mapped by `torch.func.vmap`, which hides that a gradient is wanted.
     """
     if not kept.shape[0]:
         raise UnsupportedError(
-            "a causal sum that was exported keeps nothing for a backward pass: train before torch.export"
+            "a causal sum keeps nothing for a backward pass under torch.export and torch.func.vmap: train before the "
+            "export, and call it for each element instead of vmap"
         )
 
 

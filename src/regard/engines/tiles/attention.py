@@ -22,7 +22,7 @@ from regard.errors import ConfigError
 from regard.patterns import Pattern
 from regard.patterns.pattern import unwritten
 from regard.precision import accumulation_dtype
-from regard.transforms import transformable, transformed
+from regard.transforms import guarded
 
 ONE_TILE_POSITIONS = 256
 """up to so many queries and keys, one tile holds everything"""
@@ -240,7 +240,7 @@ def _(grad_values, grad_lse, values, lse, q, k, v, key_mask, curve, query, relat
     return *(x.new_empty(x.shape) for x in (q, k, v)), *biases
 
 
-_pulled = transformable(tiles_backward)
+_pulled = guarded(tiles_backward)
 
 
 def _setup_context(ctx, inputs, output):
@@ -258,7 +258,8 @@ def _backward(ctx, grad_values, grad_lse):
     return *grads[:3], None, curve, query, relative, grads[6] if learns[2] else None, *(None,) * (len(need) - 8)
 
 
-_average = transformable(tiles, _backward, setup_context=_setup_context)
+tiles.register_autograd(_backward, setup_context=_setup_context)
+_average = guarded(tiles)
 
 
 def masked_attention(
@@ -320,13 +321,7 @@ def gathered_attention(
     factors: Float[Tensor, "batch heads queries keys"] | None = None,
 ) -> tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]:
     """The same as `masked_attention`; a single query that sees few of many keys gathers these before."""
-    if (
-        q.shape[2] == 1
-        and k.shape[2] > GATHERED_KEYS
-        and bias is None
-        and not torch.compiler.is_compiling()
-        and not transformed()
-    ):
+    if q.shape[2] == 1 and k.shape[2] > GATHERED_KEYS and bias is None and not torch.compiler.is_compiling():
         used = allowed.flatten(0, -2).any(0).nonzero().flatten()
         if len(used) <= k.shape[2] // 2:
             k, v, allowed = k.index_select(2, used), v.index_select(2, used), allowed[..., used]

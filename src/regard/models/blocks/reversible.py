@@ -19,7 +19,7 @@ from regard.models.parts import build_norm
 from regard.models.recompute import Left
 from regard.randomness import choosing_again, noting
 from regard.state import State
-from regard.transforms import transformed
+from regard.transforms import forward_mode
 
 
 @final
@@ -75,7 +75,7 @@ class Reversible(Block):
     @classmethod
     def stack(cls, calls: Sequence[tuple[Block, Mapping[str, Any]]], x: Tensor) -> tuple[Tensor, list[LayerOutput]]:
         """All blocks in order; without states nothing is kept but what the last one gives."""
-        plain = torch.compiler.is_compiling() or transformed() or not torch.is_grad_enabled()
+        plain = torch.compiler.is_compiling() or forward_mode() or not torch.is_grad_enabled()
         if plain or any(given.get("state") is not None for _, given in calls):
             return super().stack(calls, x)
         ours = [(block, given) for block, given in calls if isinstance(block, Reversible) and not _watched(block)]
@@ -307,5 +307,5 @@ class _Once(torch.autograd.Function):
         del ctx, slopes
         raise UnsupportedError(
             "block='reversible' has a first derivative only (create_graph=True), since it keeps no activations; for "
-            "further ones take torch.func.grad and hessian, under which it is an ordinary stack, or block='residual'"
+            "further ones take block='residual'"
         )

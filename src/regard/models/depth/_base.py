@@ -14,7 +14,6 @@ from regard.models.block_config import BlockConfig
 from regard.models.blocks import Block
 from regard.options import Configured, option
 from regard.state import State
-from regard.transforms import transformed
 
 Readout = Callable[[Float[Tensor, "batch length dim"]], Float[Tensor, "batch length vocab"]]
 """the logits that the model would give if its blocks ended here: its last norm and its output layer"""
@@ -143,8 +142,8 @@ class Depth(Configured, ABC):
 
 
 def over(active: Tensor) -> bool:
-    """Whether no token goes on; a compiled or transformed call has no answer to branch on."""
-    return not (torch.compiler.is_compiling() or transformed()) and not active.any()
+    """Whether no token goes on; a compiled call has no answer to branch on."""
+    return not torch.compiler.is_compiling() and not active.any()
 
 
 def slots_of(x: Tensor, positions: Tensor | None, past: int) -> Tensor:

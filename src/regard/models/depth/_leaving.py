@@ -14,7 +14,6 @@ from regard.models.blocks import Block
 from regard.models.depth._base import Depth
 from regard.options import registered_name
 from regard.state import State
-from regard.transforms import transformed
 
 Leaves = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """says after block n, from 0, which tokens go on (batch, length), from those that did and the hidden states after and
@@ -173,8 +172,8 @@ class Leaving(Depth, ABC):
 
 
 def known(active: Tensor) -> int | None:
-    """How many tokens these are; None: a compiled or transformed call has no answer to branch on."""
-    return None if torch.compiler.is_compiling() or transformed() else int(active.sum())
+    """How many tokens these are; None: a compiled call has no answer to branch on."""
+    return None if torch.compiler.is_compiling() else int(active.sum())
 
 
 def few(active: Tensor) -> bool:
@@ -195,6 +194,6 @@ def of_some(active: Tensor, sureness: Callable[[Tensor, Tensor], Tensor], hidden
 
 def taken(steps: Tensor, most: int) -> Sequence[int]:
     """How many blocks any token took, up to `most`; all of these numbers where a call has no answer to branch on."""
-    if torch.compiler.is_compiling() or transformed():
+    if torch.compiler.is_compiling():
         return range(1, most + 1)
     return [count for count in steps.unique().tolist() if 1 <= count <= most]

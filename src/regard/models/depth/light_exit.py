@@ -7,13 +7,13 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor, nn
 
+from regard.compiling import known_within
 from regard.features.norms import balanced
 from regard.models.blocks import Block
 from regard.models.depth._base import Looped, Threads, slots_of
 from regard.models.depth._leaving import Leaving, few, taken
 from regard.options import weight
 from regard.precision import accumulation_dtype
-from regard.transforms import known_within
 
 
 @final
