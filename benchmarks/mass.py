@@ -3,7 +3,7 @@
     python benchmarks/mass.py            # the tree as committed
     python benchmarks/mass.py HEAD~20    # and what changed since then
 
-A room is a folder of `src/regard`, or a folder at the top of the repository.
+A room is a folder of `src/regard` or `src/regard_lab`, or a folder at the top of the repository.
 """
 
 import io
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 def room(path: PurePosixPath) -> str:
     """The folder that a file counts for."""
     parts = path.parts[:-1]
-    return "/".join(parts[:3]) if parts[:2] == ("src", "regard") else parts[0] if parts else "."
+    return "/".join(parts[:3]) if parts[:1] == ("src",) else parts[0] if parts else "."
 
 
 def masses(revision: str) -> dict[str, Counter[str]]:

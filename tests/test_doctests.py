@@ -7,10 +7,12 @@ import pkgutil
 import pytest
 
 import regard
+import regard_lab
 
 MODULES = sorted(
     module.name
-    for module in pkgutil.walk_packages(regard.__path__, "regard.")
+    for package in (regard, regard_lab)
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     if not module.name.startswith("regard.engines.gpu._")  # what needs triton
 )
 

@@ -1,0 +1,1 @@
+"""What trains, compares, measures and looks up: the laboratory of `regard`, which the library never imports."""
