@@ -90,7 +90,8 @@ def test_accuracy_counts_questions_only():
 
 
 def test_a_mechanism_without_a_state_has_no_bytes():
-    assert state_bytes(LanguageModel(RetrievalConfig().model("performer(form=paper)", 0)), 64) is None
+    spec = "regard_lab.published.performer_published:PerformerPublished"
+    assert state_bytes(LanguageModel(RetrievalConfig().model(spec, 0)), 64) is None
 
 
 def test_bad_plans_are_refused():

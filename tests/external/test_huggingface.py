@@ -262,7 +262,8 @@ def test_a_static_cache_is_refused():
 
 
 ANCHORED = "longformer(window=3, num_global=2)"
-SPECS = ("softmax", "local(window=3)", "linear", ANCHORED, "sigmoid(form='paper')")
+LEAKING = "regard_lab.published.sigmoid_published:SigmoidPublished"
+SPECS = ("softmax", "local(window=3)", "linear", ANCHORED, LEAKING)
 
 
 @torch.no_grad()

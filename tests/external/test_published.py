@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 import regard
 from regard import Heads
+from regard_lab.published.performer_published import PerformerPublished
 
 pytestmark = pytest.mark.external
 
@@ -72,12 +73,12 @@ def test_local_is_local_attentions_exact_window(causal, length):
     close(regard.attend(q, k, v, f"local(window={window})", causal=causal), theirs(q, k, v))
 
 
-def test_performer_paper_form_is_performer_pytorchs_with_its_projection():
+def test_published_performer_is_performer_pytorchs_with_its_projection():
     package = pytest.importorskip(
         "performer_pytorch.performer_pytorch", reason="performer-pytorch is not installed; `make external`"
     )
     heads = Heads(count=2, key_dim=16)
-    ours = regard.build("performer(num_features=32, form=paper)", heads).eval()
+    ours = PerformerPublished(heads, num_features=32).eval()
     with torch.no_grad():
         ours.projection.copy_(ours.projection[:1].expand_as(ours.projection))
     q, k, v = draw(3, 2, 2, 21, 16)

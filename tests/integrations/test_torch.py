@@ -307,7 +307,14 @@ class TestAnyMechanism:
         both(theirs, ours, [x] * 3, attn_mask=bias)
         assert not torch.equal(ours(x, x, x, attn_mask=bias)[0], ours(x, x, x, attn_mask=future)[0])
 
-    @pytest.mark.parametrize("spec", ["longformer(window=2, num_global=1)", "sigmoid(form='paper')", "local(window=2)"])
+    @pytest.mark.parametrize(
+        "spec",
+        [
+            "longformer(window=2, num_global=1)",
+            "regard_lab.published.sigmoid_published:SigmoidPublished",
+            "local(window=2)",
+        ],
+    )
     def test_documents_in_one_row_are_as_alone_or_refused(self, spec):
         ours, x, document = MultiheadAttention(8, 2, batch_first=True, spec=spec), torch.randn(1, 7, 8), torch.arange(7)
         apart = (document[:, None] < 3) != (document < 3)

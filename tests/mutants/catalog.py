@@ -20,6 +20,7 @@ from regard.attention.sparse.local import Local
 from regard.attention.synthesized.dense_synthesizer import DenseSynthesizer
 from regard.core import Attended, Call
 from regard.state import Slots
+from regard_lab.published.performer_published import PerformerPublished
 from tests.mutants import mutant
 
 
@@ -47,11 +48,12 @@ class ChunkedHashes(Lsh):
 
 @mutant("causality")
 class MaximumOfAllKeys(Performer):
-    """Stabilises with the largest key of the sequence, in the form that is causal."""
+    """Stabilises with the largest key of the sequence, in the mechanism that is causal."""
 
-    def setup(self) -> None:
-        self.form = "paper"
-        super().setup()
+    samples = ({},)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        return PerformerPublished(self.heads).attend(q, k, v, call)
 
 
 @mutant("rows_sum_to_one")

@@ -22,6 +22,8 @@ from regard.attention.dense.shaw import Shaw
 from regard.attention.dense.sigmoid import Sigmoid
 from regard.core import Attended, Call
 from regard.engines.dense import Blocks, Rule, publish, softmax, visible_count
+from regard_lab.published.relu_squared_published import ReluSquaredPublished
+from regard_lab.published.sigmoid_published import SigmoidPublished
 from tests.mutants import mutant
 from tests.mutants.toys import ToyDense
 
@@ -178,20 +180,22 @@ class DividesByTheSquaredNorm(Cosine):
 
 @mutant("causality_of_length")
 class BiasOfTheWholeCall(Sigmoid):
-    """b = -log of the length of the call, as published, in the form that is causal."""
+    """b = -log of the length of the call, as published, in the mechanism that is causal."""
 
-    def setup(self) -> None:
-        self.form = "paper"
-        super().setup()
+    samples = ({},)
+
+    def average(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        return SigmoidPublished(self.heads).average(q, k, v, call)
 
 
 @mutant("causality_of_length")
 class DividesByTheWholeCall(ReluSquared):
-    """Divides by the length of the call, as public code does, in the form that is causal."""
+    """Divides by the length of the call, as public code does, in the mechanism that is causal."""
 
-    def setup(self) -> None:
-        self.form = "paper"
-        super().setup()
+    samples = ({},)
+
+    def average(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        return ReluSquaredPublished(self.heads).average(q, k, v, call)
 
 
 @mutant("replayed_choices")

@@ -15,6 +15,7 @@ from regard.attention.sparse.strided import Strided
 from regard.core import Attended, Call
 from regard.patterns import Pattern, window
 from regard.state import State, begin
+from regard_lab.published.sigmoid_published import SigmoidPublished
 from tests.mutants import claiming, mutant
 from tests.mutants.toys import (
     ToyBranching,
@@ -94,14 +95,13 @@ class DeniesItsSlope(ToyDense):
 
 
 @mutant("leak")
-class DeniesTheLeak(Sigmoid):
-    """Is causal in the form that is declared to leak, so that no causality check would run."""
+class DeniesTheLeak(SigmoidPublished):
+    """Is causal and declared to leak, so that no causality check would run."""
 
-    samples = ({"form": "paper"},)
+    samples = ({},)
 
-    def setup(self) -> None:
-        self.form = "exact"
-        super().setup()
+    def average(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
+        return Sigmoid(self.heads).average(q, k, v, call)
 
 
 @mutant("reads")

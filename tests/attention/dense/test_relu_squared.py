@@ -22,7 +22,7 @@ def activation(name: str, x: float) -> float:
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("normaliser", ["const", "visible", "seq_len"])
+@pytest.mark.parametrize("normaliser", ["const", "visible"])
 @pytest.mark.parametrize("name", ["relu_squared", "laplace"])
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (6, 8), (13, 13)])
 def test_pairs_one_at_a_time(queries: int, keys: int, name: str, normaliser: str, causal: bool, biased: bool) -> None:
@@ -35,17 +35,15 @@ def test_pairs_one_at_a_time(queries: int, keys: int, name: str, normaliser: str
         activation=name,
         normaliser=normaliser,
         constant=3.0 if normaliser == "const" else None,
-        form="paper" if normaliser == "seq_len" else "exact",
     )
     bias = ScoreBias(table=table) if biased else None
     for mask in (None, keep):
         got = mechanism(q, k, v, key_mask=None if mask is None else torch.tensor([mask]), bias=bias).values[0]
-        real = keys if mask is None else sum(mask)
         for head in range(2):
             for i in range(queries):
                 last = i + keys - queries if causal else keys - 1
                 seen = [j for j in range(last + 1) if mask is None or mask[j]]
-                divisor = {"const": 3.0, "visible": 2.0, "seq_len": real}[normaliser]
+                divisor = {"const": 3.0, "visible": 2.0}[normaliser]
                 expected = torch.zeros(3, dtype=torch.float64)
                 for j in seen:
                     logit = (q[0, head, i] @ k[0, head, j]).item() / divisor + table[0, head, i, j].item()
@@ -62,8 +60,6 @@ def test_golden_values() -> None:
 
     assert rows("relu_squared(constant=2.0)") == pytest.approx([4.0, 8.0, 12.0], abs=1e-12)  # (4/2)^2 per key
     assert rows("relu_squared(normaliser=visible)") == pytest.approx([4.0, 4.0, 4.0], abs=1e-12)
-    sixteenths = [(4 / 3) ** 2 * count for count in (1, 2, 3)]
-    assert rows("relu_squared(form=paper)") == pytest.approx(sixteenths, abs=1e-12)
     assert rows("relu_squared") == pytest.approx([count * (4 / 512) ** 2 for count in (1, 2, 3)], abs=1e-15)
     built = regard.build("relu_squared", regard.Heads(count=1, key_dim=4, max_length=8))
     assert built(q, q, v).values[0, 0, 0, 0].item() == pytest.approx(3 * (4 / 8) ** 2, abs=1e-12)
@@ -111,7 +107,7 @@ def test_hidden_keys_weigh_nothing_where_a_logit_of_zero_weighs_something() -> N
 
 def test_queries_and_keys_of_zero_say_nothing() -> None:
     q, v = torch.zeros(1, 1, 5, 4), draw(1, 1, 5, 4).float()
-    for spec in ("relu_squared", "relu_squared(normaliser=visible)", "relu_squared(form=paper)"):
+    for spec in ("relu_squared", "relu_squared(normaliser=visible)"):
         assert not regard.attend(q, q, v, spec).any()
 
 
@@ -124,23 +120,10 @@ def test_causal_normalisers_do_not_see_how_long_the_sequence_is(normaliser: str)
     torch.testing.assert_close(early, whole[:, :, :6], rtol=0, atol=1e-12)
 
 
-def test_the_published_form_does_and_says_so() -> None:
-    q, k, v = (draw(1, 1, 12, 4, seed=s) for s in range(3))
-    spec = "relu_squared(form=paper)"
-    whole = regard.attend(q, k, v, spec, causal=True)
-    early = regard.attend(*(x[:, :, :6] for x in (q, k, v)), spec, causal=True)
-    torch.testing.assert_close(early, 4 * whole[:, :, :6], rtol=0, atol=1e-12)  # (12/6)^2
-    assert regard.describe(spec).leaks
-    assert not regard.describe("relu_squared").leaks
-    with pytest.raises(regard.UnsupportedError, match="whole sequence"):
-        regard.build(spec, regard.Heads(count=1, key_dim=4, causal=True)).initial_state(1)
-
-
 @pytest.mark.parametrize(
     ("spec", "problem"),
     [
-        ("relu_squared(normaliser=seq_len)", "form='paper'"),
-        ("relu_squared(normaliser=visible, form=paper)", "seq_len"),
+        ("relu_squared(normaliser=seq_len)", "normaliser"),
         ("relu_squared(normaliser=visible, constant=2.0)", "constant"),
         ("relu_squared(constant=0.0)", "greater than 0"),
         ("relu_squared(normaliser=mean)", "normaliser"),

@@ -13,34 +13,30 @@ def draw(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def by_hand(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, keep: list[bool], *, paper: bool = False
-) -> torch.Tensor:
+def by_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, keep: list[bool]) -> torch.Tensor:
     """sum_j sigmoid(q_i . k_j / sqrt(d) - log n_i) v_j of one head."""
     queries, keys, width = q.shape[0], k.shape[0], q.shape[1]
     rows = []
     for i in range(queries):
         seen = [j for j in range(keys) if keep[j] and (not causal or j <= i + keys - queries)]
-        count = sum(keep) if paper else len(seen)
         row = torch.zeros(v.shape[1], dtype=v.dtype)
         for j in seen:
-            logit = sum(q[i, c].item() * k[j, c].item() for c in range(width)) / math.sqrt(width) - math.log(count)
+            logit = sum(q[i, c].item() * k[j, c].item() for c in range(width)) / math.sqrt(width) - math.log(len(seen))
             row = row + v[j] / (1 + math.exp(-logit))
         rows.append(row)
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("form", ["exact", "paper"])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 9), (6, 8), (17, 17)])
-def test_pairs_one_at_a_time(queries: int, keys: int, causal: bool, form: str) -> None:
+def test_pairs_one_at_a_time(queries: int, keys: int, causal: bool) -> None:
     q, k, v = draw(1, 2, queries, 3), draw(1, 2, keys, 3, seed=1), draw(1, 2, keys, 2, seed=2)
     keep = [j % 4 != 2 for j in range(keys)]
-    mechanism = regard.build("sigmoid", regard.Heads(count=2, key_dim=3, value_dim=2, causal=causal), form=form)
+    mechanism = regard.build("sigmoid", regard.Heads(count=2, key_dim=3, value_dim=2, causal=causal))
     for mask in (None, keep):
         got = mechanism(q, k, v, key_mask=None if mask is None else torch.tensor([mask])).values
         for head in range(2):
-            expected = by_hand(q[0, head], k[0, head], v[0, head], causal, mask or [True] * keys, paper=form == "paper")
+            expected = by_hand(q[0, head], k[0, head], v[0, head], causal, mask or [True] * keys)
             torch.testing.assert_close(got[0, head], expected, rtol=0, atol=1e-12)
 
 
@@ -48,8 +44,6 @@ def test_golden_values() -> None:
     q, v = torch.zeros(1, 1, 4, 2, dtype=torch.float64), torch.ones(1, 1, 4, 2, dtype=torch.float64)
     rows = regard.attend(q, q, v, "sigmoid", causal=True)[0, 0, :, 0].tolist()
     assert rows == pytest.approx([1 / 2, 2 / 3, 3 / 4, 4 / 5], abs=1e-12)  # n / (1 + n)
-    paper = regard.attend(q, q, v, "sigmoid(form=paper)", causal=True)[0, 0, :, 0].tolist()
-    assert paper == pytest.approx([1 / 5, 2 / 5, 3 / 5, 4 / 5], abs=1e-12)
     shifted = regard.attend(q, q, v, f"sigmoid(offset={math.log(4)})")[0, 0, 0, 0].item()
     assert shifted == pytest.approx(4 / 2, abs=1e-12)  # sigmoid(0) for each of 4 keys
 
@@ -102,18 +96,12 @@ def test_a_bias_is_added_inside() -> None:
     torch.testing.assert_close(rows, torch.sigmoid(q @ k.mT / 2 + table - math.log(5)), rtol=0, atol=1e-12)
 
 
-def test_the_published_form_depends_on_how_long_the_sequence_is() -> None:
+def test_causal_outputs_do_not_depend_on_how_long_the_sequence_is() -> None:
     q, k, v = (draw(1, 1, 12, 4, seed=s) for s in range(3))
     early = [x[:, :, :6] for x in (q, k, v)]
-    exact, paper = (regard.attend(q, k, v, f"sigmoid(form={form})", causal=True) for form in ("exact", "paper"))
-    torch.testing.assert_close(regard.attend(*early, "sigmoid", causal=True), exact[:, :, :6], rtol=0, atol=1e-12)
-    assert (regard.attend(*early, "sigmoid(form=paper)", causal=True) - paper[:, :, :6]).abs().max() > 0.05
-    assert regard.describe("sigmoid(form=paper)").leaks
+    whole = regard.attend(q, k, v, "sigmoid", causal=True)
+    torch.testing.assert_close(regard.attend(*early, "sigmoid", causal=True), whole[:, :, :6], rtol=0, atol=1e-12)
     assert not regard.describe("sigmoid").leaks
-    both = (regard.attend(q, k, v, f"sigmoid(form={form})") for form in ("exact", "paper"))
-    torch.testing.assert_close(*both, rtol=0, atol=1e-12)  # every query sees every key: nothing to leak
-    with pytest.raises(regard.UnsupportedError, match="whole sequence"):
-        regard.build("sigmoid(form=paper)", regard.Heads(count=1, key_dim=4, causal=True)).initial_state(1)
 
 
 def test_a_learned_offset_starts_where_it_is_told_and_is_one_per_head() -> None:
@@ -131,7 +119,7 @@ def test_a_learned_offset_starts_where_it_is_told_and_is_one_per_head() -> None:
     )
 
 
-@pytest.mark.parametrize("spec", ["sigmoid(scale=0.0)", "sigmoid(form=official)"])
+@pytest.mark.parametrize("spec", ["sigmoid(scale=0.0)", "sigmoid(learned=1)"])
 def test_bad_options_are_refused(spec: str) -> None:
     with pytest.raises(regard.ConfigError, match="sigmoid"):
         regard.build(spec, regard.Heads(count=1, key_dim=2))

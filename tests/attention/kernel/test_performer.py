@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import regard
-from regard import ConfigError, Heads, UnsupportedError
+from regard import ConfigError, Heads
 
 MAPS = ("positive", "hyperbolic", "trigonometric", "relu")
 
@@ -136,39 +136,11 @@ def first_outputs(mechanism, scale: float) -> bool:
     return not torch.equal(mechanism(q, k, v).values[:, :, :70], mechanism(*later).values[:, :, :70])
 
 
-def test_the_paper_form_leaks_and_says_so() -> None:
-    """One maximum over all keys and 1e-4 in every feature: a large later key moves earlier outputs, beyond rounding."""
-    paper = build(dim=8, form="paper", num_features=32)
-    assert paper.info.leaks
-    assert first_outputs(paper, 3.0)
-    g = torch.Generator().manual_seed(2)
-    q, k, v = (torch.randn(1, h, 100, 8, generator=g) for h in (4, 2, 2))
-    later = k.clone()
-    later[:, :, 99] *= 6
-    moved = (paper(q, k, v).values - paper(q, later, v).values)[:, :, :99].abs().max()
-    assert moved > 1e-2
-    strict = build(dim=8, num_features=32)
-    assert not strict.info.leaks
-    assert not any(first_outputs(strict, scale) for scale in (1.0, 3.0, 30.0))
-
-
-def test_the_paper_form_is_its_formula() -> None:
-    """exp(W x - |x|^2 / 2 - max(W x)) + 1e-4, the maximum over a query's features and over all keys' features."""
-    for causal in (True, False):
-        paper = build(causal, form="paper", num_features=12).double()
-        q, k, v = draw()
-        w = paper.projection.repeat_interleave(2, 0)
-        x, y = q / 4**0.25, k.repeat_interleave(2, 1) / 4**0.25
-        (a, half_a), (b, half_b) = ((z @ w.mT, z.square().sum(-1, keepdim=True) / 2) for z in (x, y))
-        fq = (a - half_a - a.amax(-1, keepdim=True)).exp() + 1e-4
-        fk = (b - half_b - b.amax((-1, -2), keepdim=True)).exp() + 1e-4
-        pairs = fq @ fk.mT
-        pairs = pairs.tril() if causal else pairs
-        expected = pairs @ v.repeat_interleave(2, 1) / pairs.sum(-1, keepdim=True)
-        assert (paper(q, k, v).values - expected).abs().max() < 1e-12
-        assert (paper.definition(q, k, v) - expected).abs().max() < 1e-12
-    with pytest.raises(UnsupportedError):
-        build(form="paper").initial_state(1)
+def test_later_tokens_change_no_bit_of_earlier_outputs() -> None:
+    """However large they are."""
+    mechanism = build(dim=8, num_features=32)
+    assert not mechanism.info.leaks
+    assert not any(first_outputs(mechanism, scale) for scale in (1.0, 3.0, 30.0))
 
 
 @pytest.mark.parametrize("name", ["positive", "hyperbolic"])
@@ -292,11 +264,9 @@ def test_facts_follow_the_options() -> None:
     describe = regard.describe
     assert describe("performer").approximates == "softmax"
     assert describe('performer(feature_map="hyperbolic")').approximates == "softmax"
-    for options in ('feature_map="relu"', 'norms="sqrt"', 'form="paper"', 'feature_map="trigonometric"'):
+    for options in ('feature_map="relu"', 'norms="sqrt"', 'feature_map="trigonometric"'):
         assert describe(f"performer({options})").approximates is None
     assert not describe('performer(feature_map="trigonometric")').nonnegative
-    assert describe('performer(form="paper")').leaks
-    assert describe('performer(form="paper")').state == "none"
 
 
 @pytest.mark.parametrize(
@@ -304,12 +274,10 @@ def test_facts_follow_the_options() -> None:
     [
         ({"feature_map": "softmax"}, "option feature_map='softmax' is not valid: valid: hyperbolic, positive, "),
         ({"norms": "unit"}, "option norms='unit' is not valid: valid: chi, sqrt"),
-        ({"form": "published"}, "option form='published' is not valid: valid: paper, strict"),
         ({"impl": "quadratic"}, "option impl='quadratic' is not valid: valid: auto, reference, torch"),
         ({"num_features": 7, "feature_map": "hyperbolic"}, "multiple"),
         ({"num_features": 0}, "num_features=0 is not valid: Input should be greater than or equal to 1"),
         ({"redraw_interval": 0}, "redraw_interval=0 is not valid: Input should be greater than or equal to 1"),
-        ({"form": "paper", "feature_map": "relu"}, "feature_map='positive' only"),
     ],
 )
 def test_bad_options(options: dict, message: str) -> None:

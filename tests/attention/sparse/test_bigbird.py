@@ -121,7 +121,7 @@ def test_tiles_grow_with_the_length() -> None:
         "block_size=0",
         "num_global=-1",
         "num_random=-1",
-        "form=paper",
+        "form=dense",
         "impl=dense",
         "form=etc, num_global=-1",
         "form=etc, num_random=3",

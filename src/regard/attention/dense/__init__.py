@@ -8,11 +8,9 @@ from regard.attention.dense._base import (
     inner_products,
     masked_logits,
     random_weight,
-    real_keys,
     reference_softmax,
     reference_weights,
     remember,
-    whole_call,
 )
 
 __all__ = [
@@ -23,9 +21,7 @@ __all__ = [
     "inner_products",
     "masked_logits",
     "random_weight",
-    "real_keys",
     "reference_softmax",
     "reference_weights",
     "remember",
-    "whole_call",
 ]

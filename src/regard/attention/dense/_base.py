@@ -1,6 +1,5 @@
 """The dense templates: every query against every key that it may see, and the steps that definitions share."""
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor, nn
 
 from regard.core import Attended, Attention, Call
 from regard.engines.dense import HERE, chunked, dot_product, expand_heads, tiles
-from regard.info import Info
 from regard.options import weight
 from regard.state import Entry, per_slot
 
@@ -113,18 +111,6 @@ def remember(k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Call]:
 def random_weight(draw: torch.Generator, *shape: int) -> nn.Parameter:
     """Normal numbers of variance 1 / (last of the shape)."""
     return nn.Parameter(torch.randn(shape, generator=draw) * shape[-1] ** -0.5)
-
-
-def whole_call(info: Info) -> Info:
-    """The facts of a published form that divides by the length of the whole call, future included."""
-    return replace(info, supports=replace(info.supports, state=False), state="none", leaks=True)
-
-
-def real_keys(k: Tensor, call: Call) -> Int[Tensor, "batch 1 1 1"]:
-    """The keys of a whole call that are not hidden, at least 1: what such forms divide by."""
-    if call.key_mask is None:
-        return torch.full((1, 1, 1, 1), max(k.shape[2], 1), device=k.device)
-    return call.key_mask.sum(1).clamp(min=1)[:, None, None, None]
 
 
 def inner_products(

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, final
+from typing import Annotated, ClassVar, Literal, final
 
 import torch
 from annotated_types import Gt
 from torch import Tensor
 
-from regard.attention.dense import Dense, inner_products, masked_logits, real_keys, whole_call
+from regard.attention.dense import Dense, inner_products, masked_logits
 from regard.core import Attended, Call, accumulation_dtype
 from regard.engines.dense import Rule, publish, visible_count
 from regard.errors import ConfigError
@@ -32,15 +32,15 @@ def laplace(logits: Tensor) -> Tensor:
 class ReluSquared(Dense):
     """Squared ReLU of each logit, without a softmax: w_ij = f(q_i . k_j / c + b_ij), f = relu(x)^2.
 
-    Public codes divide in three ways, and none is settled: by a constant c (the default), by the length of the call,
-    or as f(q_i . k_j / sqrt(d) + b_ij) / l_i with l_i the keys that query i may see (bert4keras). A bias b is added
+    Public codes divide in three ways, and none is settled: by a constant c (the default), as
+    f(q_i . k_j / sqrt(d) + b_ij) / l_i with l_i the keys that query i may see (bert4keras), or by the length of the
+    call, which leaks the future: `regard_lab.published.relu_squared_published:ReluSquaredPublished`. A bias b is added
     inside f; where it is -inf the weight is 0 and the key does not count.
 
     Cost: O(queries keys dim) time; memory of one chunk of queries x keys. State: every key and value.
 
     Raises:
-        ConfigError: `seq_len` in form="exact", another normaliser in form="paper", a constant of another normaliser
-            than `const`.
+        ConfigError: a constant of another normaliser than `const`.
 
     Example:
         >>> from regard import Heads
@@ -64,41 +64,24 @@ class ReluSquared(Dense):
         {"normaliser": "visible"},
         {"activation": "laplace", "constant": 3.0},
         {"activation": "laplace", "normaliser": "visible"},
-        {"form": "paper"},
     )
-    reasons: ClassVar[Mapping[str, str]] = {"state": "form='paper' divides by the length of the whole sequence"}
 
     activation: Literal["relu_squared", "laplace"] = "relu_squared"
     """f; `laplace` is Mega's bounded (1 + erf((x - mean) / (deviation sqrt 2))) / 2"""
-    normaliser: Literal["const", "visible", "seq_len"] | None = None
-    """`const`, `visible`, or, in form="paper" only, `seq_len`: c is the number of real keys in the call; None: the
-    form's own, `const` or `seq_len`"""
+    normaliser: Literal["const", "visible"] = "const"
+    """`const` divides by c inside f, `visible` by sqrt(d) inside f and by l_i outside"""
     constant: Annotated[float, Gt(0)] | None = None
     """c of `const`; None: max_length, or 512 without one"""
-    form: Literal["exact", "paper"] = "exact"
-    """`exact` is strictly causal; `paper` divides by the length of the call, so that early outputs depend on how long
-    the sequence is, and has no state"""
-
-    @classmethod
-    def facts(cls, options: Mapping[str, Any]) -> Info:
-        """The published normaliser looks at the whole sequence."""
-        return whole_call(cls.default_info) if options["form"] == "paper" else cls.default_info
 
     def check_options(self) -> None:
-        if (self.divides_by == "seq_len") != (self.form == "paper"):
-            raise ConfigError(
-                "relu_squared: normaliser='seq_len' looks at the whole call, so it is what form='paper' has, and no "
-                f"other form; got normaliser={self.normaliser!r}, form={self.form!r}. Strictly causal: "
-                "normaliser='const' or 'visible'"
-            )
-        if self.constant is not None and self.divides_by != "const":
+        if self.constant is not None and self.normaliser != "const":
             raise ConfigError(
                 f"relu_squared takes a constant with normaliser='const', got constant={self.constant}, "
-                f"normaliser={self.divides_by!r}"
+                f"normaliser={self.normaliser!r}"
             )
 
     def setup(self) -> None:
-        squash, counted = (relu_squared if self.activation == "relu_squared" else laplace), self.divides_by == "visible"
+        squash, counted = (relu_squared if self.activation == "relu_squared" else laplace), self.normaliser == "visible"
         self.rule = publish(
             f"relu_squared({self.activation}, {counted})",
             Rule(
@@ -108,36 +91,26 @@ class ReluSquared(Dense):
         )
 
     @property
-    def divides_by(self) -> str:
-        """The normaliser, also where it is the form's own."""
-        return self.normaliser or ("seq_len" if self.form == "paper" else "const")
-
-    @property
     def divisor(self) -> float:
-        """The divisor of inner products inside f, the length of the call apart."""
-        default = 512.0 if self.heads.max_length is None else float(self.heads.max_length)
-        return {"const": self.constant or default, "visible": self.heads.key_dim**0.5, "seq_len": 1.0}[self.divides_by]
+        """The divisor of inner products inside f."""
+        if self.normaliser == "visible":
+            return self.heads.key_dim**0.5
+        return self.constant or (512.0 if self.heads.max_length is None else float(self.heads.max_length))
 
     def average(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """The average; a divisor inside f divides the queries."""
         q = q.to(accumulation_dtype(q.dtype)) / self.divisor
-        if self.form == "paper":
-            q = q / real_keys(k, call)
         return super().average(q, k, v, call)
 
     def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """f of every logit, 0 where it is not allowed, over the normaliser."""
-        logits = inner_products(q, k) / self.divisor
-        if self.form == "paper":
-            lengths = k.shape[2] if call.key_mask is None else call.key_mask.sum(1).clamp(min=1)[:, None, None, None]
-            logits = logits / lengths
-        logits = masked_logits(logits, call)
+        logits = masked_logits(inner_products(q, k) / self.divisor, call)
         allowed = ~logits.isneginf()
         x = torch.where(allowed, logits, 0.0)
         squared = x.clamp(min=0).square()
         # the distribution function of a normal variable
         weights = squared if self.activation == "relu_squared" else torch.special.ndtr((x - MEAN) / DEVIATION)
         weights = torch.where(allowed, weights, 0.0)
-        if self.divides_by == "visible":
+        if self.normaliser == "visible":
             weights = weights / allowed.sum(-1, keepdim=True).clamp(min=1)
         return weights @ v.repeat_interleave(self.heads.group, 1)

@@ -1,13 +1,12 @@
 """Sigmoid attention: every pair by itself, without a softmax."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, final
+from typing import ClassVar, final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention.dense import Scaled, inner_products, masked_logits, real_keys, whole_call
+from regard.attention.dense import Scaled, inner_products, masked_logits
 from regard.core import Attended, Call, accumulation_dtype
 from regard.engines.dense import Rule, publish, visible_count
 from regard.info import Info, Supports
@@ -19,9 +18,9 @@ class Sigmoid(Scaled):
     """Sigmoid of each logit: w_ij = sigmoid(scale q_i . k_j + c - log n_i), not normalised; scale = 1/sqrt(d).
 
     n_i counts the keys that query i may see, where the paper's bias is b = -log n of the whole sequence: a causal row
-    then depends on the past alone. With equal keys of logit 0 and c = 0 a row sums to n / (n + 1). A weight depends on
-    the other keys through their number only. A bias is added inside the sigmoid; where it is -inf the key does not
-    count.
+    then depends on the past alone. (The paper's is `regard_lab.published.sigmoid_published:SigmoidPublished`.) With
+    equal keys of logit 0 and c = 0 a row sums to n / (n + 1). A weight depends on the other keys through their number
+    only. A bias is added inside the sigmoid; where it is -inf the key does not count.
 
     Cost: O(queries keys dim) time; memory of one chunk of queries x keys. State: every key and value.
 
@@ -46,33 +45,23 @@ class Sigmoid(Scaled):
         {},
         {"offset": 0.5, "learned": True},
         {"scale": 0.7, "offset": -0.5},
-        {"form": "paper"},
     )
-    reasons: ClassVar[Mapping[str, str]] = {"state": "form='paper' counts the keys of the whole sequence"}
 
     offset: float = 0.0
     """c, where it starts if it is learned"""
     learned: bool = False
     """whether c is a weight, `shift`, of each query head"""
-    form: Literal["exact", "paper"] = "exact"
-    """`exact` is strictly causal; `paper` takes for n_i the number of real keys in the call, so that its early outputs
-    depend on how long the sequence is; it differs in causal use only, and has no state"""
     shift: nn.Parameter = weight()
 
-    @classmethod
-    def facts(cls, options: Mapping[str, Any]) -> Info:
-        """The published normaliser looks at the whole sequence."""
-        return whole_call(cls.default_info) if options["form"] == "paper" else cls.default_info
-
     def setup(self) -> None:
-        offset, counted = self.offset, self.form == "exact"
+        offset = self.offset
         if self.learned:
             self.shift = nn.Parameter(torch.full((self.heads.count,), float(offset)))
         self.rule = publish(
-            f"sigmoid({offset!r}, {counted})",
+            f"sigmoid({offset!r})",
             Rule(
                 lambda q, k, *shift: q @ k.mT + (shift[0][:, None, None] if shift else offset),
-                lambda logits: torch.sigmoid(logits - visible_count(logits).log() if counted else logits),
+                lambda logits: torch.sigmoid(logits - visible_count(logits).log()),
             ),
         )
 
@@ -81,22 +70,15 @@ class Sigmoid(Scaled):
         return [self.shift] if self.learned else []
 
     def average(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
-        """The published count becomes one more column of the inner product."""
-        q = q.to(accumulation_dtype(q.dtype)) * self.factor
-        if self.form == "paper":
-            column = -real_keys(k, call).to(q.dtype).log()
-            q = torch.cat([q, column.expand(*q.shape[:3], 1)], -1)
-            k = F.pad(k, (0, 1), value=1.0)
-        return super().average(q, k, v, call)
+        """The average; the scale multiplies the queries."""
+        return super().average(q.to(accumulation_dtype(q.dtype)) * self.factor, k, v, call)
 
     def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """1 / (1 + n exp(-z)) for every pair that is allowed."""
         shift = self.shift[:, None, None] if self.learned else self.offset
         logits = masked_logits(inner_products(q, k) * self.factor + shift, call)
         allowed = ~logits.isneginf()
-        count = allowed.sum(-1, keepdim=True)
-        if self.form == "paper":
-            count = k.shape[2] if call.key_mask is None else call.key_mask.sum(1)[:, None, None, None]
-        odds = logits.masked_fill(~allowed, 0.0) - torch.as_tensor(count, dtype=logits.dtype).clamp(min=1).log()
+        count = allowed.sum(-1, keepdim=True).clamp(min=1).to(logits.dtype)
+        odds = logits.masked_fill(~allowed, 0.0) - count.log()
         weights = torch.where(allowed, torch.exp(-torch.logaddexp(-odds, torch.zeros_like(odds))), 0.0)
         return weights @ v.repeat_interleave(self.heads.group, 1)

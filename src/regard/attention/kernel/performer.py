@@ -10,11 +10,8 @@ from annotated_types import Ge
 from torch import Tensor
 
 from regard.attention.kernel import RandomKernel, ratio
-from regard.core import Attended, Call
-from regard.engines.sums.engine import kernel_average
+from regard.core import Call
 from regard.engines.sums.passes import LOWEST
-from regard.engines.sums.published import PAPER_EPSILON, published_features
-from regard.errors import ConfigError
 from regard.info import Info, Supports
 
 
@@ -31,11 +28,11 @@ class Performer(RandomKernel):
     many features; the ratio is biased.
 
     Strictly causal: each key is scaled by its own largest feature, each query by the largest key so far. There is no
-    epsilon. Features below 2e-18 of a vector's largest count as that much, so that every total is positive.
+    epsilon. Features below 2e-18 of a vector's largest count as that much, so that every total is positive. The
+    published stabiliser, which leaks the future, is `regard_lab.published.performer_published:PerformerPublished`.
 
     Raises:
-        ConfigError: an odd num_features for a map with pairs of features, form="paper" with another map than
-            "positive".
+        ConfigError: an odd num_features for a map with pairs of features.
 
     Example:
         >>> import torch
@@ -64,11 +61,9 @@ class Performer(RandomKernel):
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {},
         {"num_features": 12, "feature_map": "relu", "norms": "sqrt"},
-        {"form": "paper"},
     )
     reasons: ClassVar[Mapping[str, str]] = {
         "bias": "its weights are products of features, so no term can be added to a logit",
-        "state": "form='paper' divides by the largest key of the whole call",
     }
     maps: ClassVar[Mapping[str, str]] = {
         "positive": "positive_random",
@@ -84,32 +79,21 @@ class Performer(RandomKernel):
     ReLU(W x') + 0.001: another kernel, no estimate"""
     norms: Literal["chi", "sqrt"] = "chi"
     """of the rows: `chi` unbiased; `sqrt` all sqrt(dim)"""
-    form: Literal["strict", "paper"] = "strict"
-    """`paper` is the published stabiliser: one maximum over all keys, later ones included, and 1e-4 added to every
-    feature. In causal use it leaks the future, and it has no state"""
     impl: Literal["auto", "reference", "torch"] = "auto"
     """`auto` and `torch` are the chunked operator, `reference` the definition (no schedule: only `redraw` draws)"""
 
     @classmethod
     def facts(cls, options: Mapping[str, Any]) -> Info:
-        """Estimates of other kernels than softmax, and the limits of the forms other than the default."""
-        map_, paper = options["feature_map"], options["form"] == "paper"
+        """What is estimated and the sign of the weights, by the map and the norms."""
+        map_ = options["feature_map"]
         # the trigonometric total may come near 0 or below: its variance falls, the error of the ratio has no bound
-        estimates = map_ in ("positive", "hyperbolic") and options["norms"] == "chi" and not paper
+        estimates = map_ in ("positive", "hyperbolic") and options["norms"] == "chi"
         return replace(
             cls.default_info,
-            supports=replace(cls.default_info.supports, state=not paper),
-            state="none" if paper else "constant",
             nonnegative=map_ != "trigonometric",
             approximates="softmax" if estimates else None,
             knob="num_features" if estimates else None,
-            leaks=paper,
         )
-
-    def check_options(self) -> None:
-        super().check_options()
-        if self.form == "paper" and self.feature_map != "positive":
-            raise ConfigError(f"performer(form='paper') has feature_map='positive' only, got {self.feature_map!r}")
 
     def setup(self) -> None:
         dim = self.heads.key_dim
@@ -125,15 +109,6 @@ class Performer(RandomKernel):
     def law(self) -> tuple[bool, str, int | None]:
         return self.orthogonal, self.norms, None
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
-        """By sums; of the paper's form on features stabilised by the largest key of the call, future ones included."""
-        if self.form == "strict":
-            return super().attend(q, k, v, call)
-        fq, fk = published_features(q, k, self.projection_now(), self.scale, call.key_mask)
-        v, mask, causal = v.to(fk.dtype), call.key_mask, self.heads.causal
-        result = kernel_average(fq, fk, v, query_map="identity", key_map="identity", causal=causal, key_mask=mask)
-        return Attended(result.values)
-
     def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """Every weight from every feature (queries x keys x features numbers), divided by its row's sum."""
         seen = call.visible(q, k)
@@ -141,10 +116,7 @@ class Performer(RandomKernel):
         q, k = q / q.shape[-1] ** 0.25, k / k.shape[-1] ** 0.25
         a, b = torch.einsum("bhid,hrd->bhir", q, w)[..., None, :], torch.einsum("bhjd,hrd->bhjr", k, w)[..., None, :, :]
         half = (k * k).sum(-1)[..., None, :] / 2
-        if self.form == "paper":
-            norm_q, norm_k = ((x * x).sum(-1, keepdim=True) / 2 for x in (q, k))
-            weights = self._paper_weights(a[..., 0, :], b[..., 0, :, :], norm_q, norm_k, call.key_mask)
-        elif self.feature_map == "relu":
+        if self.feature_map == "relu":
             weights = ((a.clamp_min(0) + 1e-3) * (b.clamp_min(0) + 1e-3)).sum(-1)
         elif self.feature_map == "trigonometric":
             largest = half.masked_fill(~seen, float("-inf")).amax(-1, keepdim=True).clamp_min(LOWEST)
@@ -155,11 +127,3 @@ class Performer(RandomKernel):
             weights = torch.exp(logs - logs.amax(-1, keepdim=True).clamp_min(LOWEST))
         weights = weights.masked_fill(~seen, 0)
         return ratio(weights @ v, weights.sum(-1, keepdim=True))
-
-    @staticmethod
-    def _paper_weights(of_q: Tensor, of_k: Tensor, norm_q: Tensor, norm_k: Tensor, key_mask: Tensor | None) -> Tensor:
-        if key_mask is not None:
-            of_k = of_k.masked_fill(~key_mask[:, None, :, None], float("-inf"))
-        largest = of_k.amax((-2, -1), keepdim=True).clamp_min(LOWEST)
-        fq = torch.exp(of_q - norm_q - of_q.amax(-1, keepdim=True)) + PAPER_EPSILON
-        return fq @ (torch.exp(of_k - norm_k - largest) + PAPER_EPSILON).mT

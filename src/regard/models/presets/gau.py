@@ -24,7 +24,8 @@ def gau(
 
     One head of width 128 with values twice as wide as the hidden states, and a squared ReLU in place of the softmax.
     Positions are rotary; the paper adds a learned bias by distance, which is left out. Public codes disagree on what
-    the weights are divided by (see `relu_squared`); the length of the call, one of these, leaks.
+    the weights are divided by (see `relu_squared`). To divide by the length of the call leaks the future: the mechanism
+    `regard_lab.published.relu_squared_published:ReluSquaredPublished` does it.
 
     Gains of queries and keys start at 1, as in bert4keras; the paper and FLASH-pytorch draw them near 0, which
     `unit_gain=None` does: a short training then learns less (see docs/claims.md).
