@@ -93,7 +93,7 @@ def test_a_layer_is_exported_with_its_weights(spec):
 @pytest.mark.parametrize(
     ("name", "options", "causal"),
     [
-        ("lsh", {"num_buckets": 2, "rounds": 1, "bucket_size": 2, "form": "paper"}, True),
+        ("lsh", {"num_buckets": 2, "rounds": 1, "bucket_size": 2}, True),
         ("length_switch", {"exact_keys": 100}, True),
         ("length_switch", {"exact_keys": 100}, False),
     ],

@@ -12,11 +12,11 @@ from regard.specs import parse
 LENGTHS = (1, 5, 12, 13)
 ABOVE_OR_UNEVEN = (
     ("lsh(num_buckets=64)", (False, True)),
-    ("lsh(num_buckets=4, bucket_size=5, form=paper)", (False, True)),
+    ("regard_lab.published.lsh_published:LshPublished(num_buckets=4, bucket_size=5)", (False, True)),
     ("lsh(bucket_size=64)", (False, True)),
     ("routing(num_clusters=64)", (False, True)),
-    ("routing(num_clusters=5, form=paper)", (False, True)),
-    ("routing(num_clusters=64, form=paper)", (False, True)),
+    ("regard_lab.published.routing_published:RoutingPublished(num_clusters=5)", (False, True)),
+    ("regard_lab.published.routing_published:RoutingPublished(num_clusters=64)", (False, True)),
     ("vector_quantized(num_codes=64, block_size=5)", (False, True)),
     ("nystrom(num_landmarks=64)", (False,)),
     ("nystrom(num_landmarks=5, convolution=33)", (False,)),

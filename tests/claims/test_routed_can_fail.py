@@ -119,11 +119,11 @@ def test_buckets_of_another_sequence_are_those_of_the_row_before(monkeypatch):
     tokens = torch.randint(64, (3, 8), generator=generator(0))
     seen: list[Buckets] = []
 
-    def by_buckets(self, q, k, v, buckets, call):
-        seen.append(buckets)
+    def average(self, q, k, v, codes, *others, **options):
+        seen.append(Buckets(*codes))
         return torch.zeros_like(v)
 
-    monkeypatch.setattr(Lsh, "by_buckets", by_buckets)
+    monkeypatch.setattr(Lsh, "average", average)
     with torch.no_grad():
         claim.elsewhere(model, tokens, tokens)
     own, others = seen

@@ -1,4 +1,4 @@
-"""LSH attention of form="paper" agrees with reformer-pytorch where both define the same thing, and its faults show.
+"""Published LSH attention agrees with reformer-pytorch where both define the same thing, and its faults show.
 
 Given attend_across_buckets=False, the port's query sees the tokens of its own bucket in its own chunk and in the one
 before, itself only where it is alone, by keys of unit length over sqrt(d): the same as ours, once per round in which a
@@ -7,16 +7,14 @@ one, which has its bucket if one bucket holds the first token of the order and t
 """
 
 import math
-from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor
 
-import regard
 from regard import Heads
-from regard.attention.routed.lsh import Lsh
 from regard.testing import assert_close, assert_identical
+from regard_lab.published.lsh_published import LshPublished
 
 port = pytest.importorskip(
     "reformer_pytorch.reformer_pytorch", reason="reformer-pytorch is not installed; `make external`"
@@ -37,7 +35,6 @@ def pair(
     *,
     causal: bool,
     duplicates: bool,
-    form: Literal["exact", "paper"] = "paper",
     length: int = LENGTH,
     chunk: int = CHUNK,
 ):
@@ -51,10 +48,10 @@ def pair(
     ).eval()
     buckets = length // chunk
     heads = Heads(count=HEADS, key_dim=DIM, causal=causal)
-    ours = Lsh(heads, num_buckets=buckets, rounds=rounds, bucket_size=chunk, duplicates=duplicates, form=form).double()
+    ours = LshPublished(heads, num_buckets=buckets, rounds=rounds, bucket_size=chunk, duplicates=duplicates).double()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        ours.rotations = (
+        ours.lsh.rotations = (
             torch.randn(1, DIM, rounds, buckets // 2, dtype=torch.float64).transpose(1, 2).repeat(2, 1, 1, 1)
         )
 
@@ -69,7 +66,7 @@ def pair(
     return ours.eval(), attend
 
 
-def wraps(ours: Lsh, x: Tensor) -> bool:
+def wraps(ours: LshPublished, x: Tensor) -> bool:
     """Whether the first token in the order of (bucket, position) has the bucket of the last, in the only round."""
     chosen = ours.decisions(x, x).keys
     return ours.rounds == 1 and bool((chosen.amin(2) == chosen.amax(2)).any())
@@ -106,22 +103,21 @@ def test_gradients_are_theirs() -> None:
         assert_close(got, wanted, tolerance=1e-7, what=name)
 
 
-def test_the_port_leaks_and_the_exact_form_does_not() -> None:
+def test_the_port_leaks_and_the_mechanism_of_the_library_does_not() -> None:
     """A last token of the lowest bucket moves all others up by a place, over the ends of chunks."""
-    exact, theirs = pair(1, causal=True, duplicates=True, form="exact")
-    paper, _ = pair(1, causal=True, duplicates=True)
-    assert regard.describe("lsh(form='paper')").leaks
-    changes = {"theirs": 0.0, "paper": 0.0}
+    published, theirs = pair(1, causal=True, duplicates=True)
+    exact = published.lsh
+    changes = {"theirs": 0.0, "published": 0.0}
     for seed in range(8):
         x, v = vectors(seed), vectors(seed + 50)
         other = x.clone()
         chosen = exact.decisions(x, x).keys[0, 0, :, 0]
         other[:, :, -1] = x[:, :, int(chosen.argmin())]
-        for name, attend in (("theirs", theirs), ("paper", lambda x, v: paper(x, x, v).values)):
+        for name, attend in (("theirs", theirs), ("published", lambda x, v: published(x, x, v).values)):
             before, after = (attend(y, v)[:, :, :-1] for y in (x, other))
             changes[name] = max(changes[name], (before - after).abs().max().item())
         before, after = (exact(y, y, v).values[:, :, :-1] for y in (x, other))
-        assert_identical(before, after, what=f"the exact form, {seed=}")
+        assert_identical(before, after, what=f"of the library, {seed=}")
     assert min(changes.values()) > 0.01
 
 

@@ -1,4 +1,4 @@
-"""Routing of form="paper" agrees with the published PyTorch port where both define the same thing.
+"""Published routing agrees with the published PyTorch port where both define the same thing.
 
 The port takes as many tokens for each centroid, from vectors of unit length; given vectors without mean and of equal
 spread, it orders them as we do. It adds 1e-5 to the number of clusters that took a query. Where query and key are one,
@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import regard
 from regard import Heads
 from regard.testing import assert_close
+from regard_lab.published.routing_published import RoutingPublished
 
 port = pytest.importorskip(
     "routing_transformer.routing_transformer", reason="routing-transformer is not installed; `make external`"
@@ -32,12 +32,11 @@ def test_routing_is_theirs(share: bool, causal: bool) -> None:
     theirs = port.KmeansAttention(
         CLUSTERS, LENGTH // CLUSTERS, HEADS, DIM, causal=causal, shared_qk=share, num_mem_kv=0
     ).double()
-    ours = regard.build(
-        "routing", Heads(count=HEADS, key_dim=DIM, causal=causal), num_clusters=CLUSTERS, share=share, form="paper"
-    ).double()
+    heads = Heads(count=HEADS, key_dim=DIM, causal=causal)
+    ours = RoutingPublished(heads, num_clusters=CLUSTERS, share=share).double()
     theirs.eval()
     ours.eval()
-    theirs.kmeans.means.copy_(ours.centroids)
+    theirs.kmeans.means.copy_(ours.routing.centroids)
     theirs.kmeans.initted.fill_(True)
     k, v = vectors(0), vectors(1)
     q = k if share else vectors(2)

@@ -184,8 +184,9 @@ def test_misuse_is_refused():
     model, tokens = model_of("recent", position="rotary"), tokens_of()
     with pytest.raises(UnsupportedError, match="counts slots"):
         model(tokens, positions=torch.arange(LENGTH))
+    leaking = "regard_lab.published.lsh_published:LshPublished(num_buckets=4)"
     with pytest.raises(UnsupportedError, match="does not support a memory"):
-        model_of("recent", position="none", attention=("lsh(num_buckets=4, form='paper')",))
+        model_of("recent", position="none", attention=(leaking,))
 
 
 def stated_options(name: str) -> list[str]:

@@ -15,6 +15,7 @@ from regard.attention.routed.routing import Routing
 from regard.attention.routed.shortlist import Shortlist
 from regard.attention.routed.vector_quantized import VectorQuantized
 from regard.core import Attended, Call
+from regard_lab.published.routing_published import RoutingPublished
 from tests.mutants import mutant
 
 
@@ -72,10 +73,8 @@ class RoutesInHalf(Routing):
 
 
 @mutant("clear_choices")
-class TakesInHalf(Routing):
+class TakesInHalf(RoutingPublished):
     """Orders tokens by scores of bfloat16 vectors."""
-
-    samples = ({"num_clusters": 3, "form": "paper"},)
 
     def ranks(self, x: Tensor) -> Tensor:
         return super().ranks(halved(x))

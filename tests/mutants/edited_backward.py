@@ -170,22 +170,6 @@ BACKWARD = (
         "reference_gradients",
     ),
     Edit(
-        "clusters: weights without a slope",
-        f"{ROUTED}.clusters:clustered",
-        ".softmax(-1) @ value",
-        ".softmax(-1).detach() @ value",
-        'routing(num_clusters=3, form="paper")',
-        "reference_gradients",
-    ),
-    Edit(
-        "clusters: half of a query's slope",
-        f"{ROUTED}.clusters:clustered",
-        "(query * scale @ key.mT)",
-        "((query + query.detach()) / 2 * scale @ key.mT)",
-        'routing(num_clusters=3, form="paper")',
-        "reference_gradients",
-    ),
-    Edit(
         "codes: values that have left get no slope",
         f"{ROUTED}.codes:coded_backward",
         "to_v[:, leaving] += _read(late, part.codes[:, leaving])",

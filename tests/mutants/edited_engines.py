@@ -138,12 +138,11 @@ PRECISION = (
     ),
     Edit(
         "the commitment of keys counted for every query",
-        f"{ATTENTION}.routed.routing:Routing.attend",
-        "key = normalised(k)",
-        "key = normalised(expand_heads(k, self.heads.count))",
+        f"{ATTENTION}.routed.routing:Routing.observe",
+        "(key, chosen.keys, call.key_mask)",
+        "(*(x.repeat_interleave(self.heads.group, 1) for x in (key, chosen.keys)), call.key_mask)",
         "tests.attention.routed.test_routing",
         "test_commitment_counts_each_head_of_keys_once",
-        ("paper",),
     ),
     Edit(
         "the slope of a weight of 0 times NaN",
@@ -235,14 +234,6 @@ GROUPS = (
         "x.detach().unflatten(1, (kv_heads, -1)).transpose(0, 1)",
         "x.detach().unflatten(1, (-1, kv_heads)).transpose(1, 2).transpose(0, 1)",
         "lsh(num_buckets=10, rounds=2, share=False)",
-        "grouped_heads",
-    ),
-    Edit(
-        "centroids: heads of a group by turns",
-        f"{ROUTED}.clusters:ranked",
-        "centroids.float().repeat_interleave(x.shape[1] // len(centroids), 0)",
-        "centroids.float().repeat(x.shape[1] // len(centroids), 1, 1)",
-        'routing(num_clusters=3, form="paper")',
         "grouped_heads",
     ),
 )

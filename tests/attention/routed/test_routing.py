@@ -1,4 +1,4 @@
-"""`routing` against SPEC D4: double loops over the tokens of a cluster, the leak of top-w, what centroids learn."""
+"""`routing` against SPEC D4: double loops over the tokens of a cluster, what centroids learn."""
 
 import math
 
@@ -64,28 +64,6 @@ def loops(mechanism, q: Tensor, k: Tensor, v: Tensor, causal: bool, share: bool)
     return out
 
 
-def paper_loops(mechanism, q: Tensor, k: Tensor, v: Tensor, causal: bool, share: bool) -> Tensor:
-    """Every centroid takes the ceil(n / c) nearest queries and keys; the mean of its answers over who took a query."""
-    n, out = q.shape[2], torch.zeros(*q.shape[:3], v.shape[3], dtype=torch.float64)
-    for h in range(q.shape[1]):
-        centroids = mechanism.centroids[h].tolist()
-        queries, keys = ([standard(x) for x in side[0, h].tolist()] for side in (q, k))
-        size, times = -(-n // len(centroids)), [0] * n
-        for centroid in centroids:
-            asking, answering = (
-                sorted(range(n), key=lambda i: (-dot(side[i], centroid), i))[:size] for side in (queries, keys)
-            )
-            for i in asking:
-                times[i] += 1
-                met = {j: keys[j] for j in answering if j <= i or not causal}
-                others = {j: key for j, key in met.items() if j != i} if share else met
-                if others or met:
-                    out[0, h, i] += softmax(queries[i], others or met, v[0, h])
-        for i, taken in enumerate(times):
-            out[0, h, i] /= max(1, taken)
-    return out
-
-
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("clusters", [1, 4])
@@ -101,59 +79,33 @@ def test_softmax_within_the_cluster_of_the_query(causal, share, clusters):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("share", [True, False])
-def test_paper_form_takes_the_nearest_of_each_centroid(causal, share):
-    mechanism = make(causal, num_clusters=3, share=share, form="paper")
-    for n in (*range(1, 9), 20, 31, 40):
-        q, k, v = inputs(n, share=share)
-        expected = paper_loops(mechanism, q, k, v, causal, share)
-        assert_close(mechanism(q, k, v).values, expected, tolerance=1e-10, what=f"{n} tokens")
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("form", ["exact", "paper"])
-def test_one_cluster_is_dense_attention_on_normalised_vectors(causal, form):
+def test_one_cluster_is_dense_attention_on_normalised_vectors(causal):
     n = 25
     q, k, v = inputs(n, share=False)
     a, b = (torch.nn.functional.layer_norm(x, (6,)) for x in (q, k))
     logits = a @ b.mT / math.sqrt(6)
     if causal:
         logits = logits.masked_fill(~torch.ones(n, n, dtype=torch.bool).tril(), -math.inf)
-    mechanism = make(causal, num_clusters=1, share=False, form=form)
+    mechanism = make(causal, num_clusters=1, share=False)
     assert_close(mechanism(q, k, v).values, logits.softmax(-1) @ v, tolerance=1e-10, what="softmax")
 
 
-@pytest.mark.parametrize("share", [True, False])
-def test_paper_form_leaks_and_exact_form_does_not(share):
-    """A new last token that is nearest to a centroid takes the place of an earlier one."""
-    found = {}
-    for form in ("exact", "paper"):
-        mechanism = make(num_clusters=2, share=share, form=form)
-        q, k, v = inputs(20, share=share)
-        other, centroid = k.clone(), mechanism.centroids[:, 0]
-        other[:, :, -1] = centroid * 3
-        asks = other if share else q
-        before, after = mechanism(q, k, v).values, mechanism(asks, other, v).values
-        found[form] = (before - after)[:, :, :-1].abs().max()
-        assert regard.describe(f"routing(form={form!r}, share={share})").leaks == (form == "paper")
-    assert found["exact"] == 0
-    assert found["paper"] > 0.01
-
-
 def test_padding_takes_no_place():
-    """Of 14 real tokens each of 3 centroids takes 5, whatever stands where nothing is."""
-    for form in ("exact", "paper"):
-        mechanism = make(False, num_clusters=3, form=form)
-        q, k, v = inputs(14)
-        want = mechanism(q, k, v).values
-        keep = torch.ones(1, 20, dtype=torch.bool)
-        keep[:, [0, 3, 8, 9, 15, 19]] = False
-        long = [torch.full((1, 2, 20, x.shape[3]), 50.0, dtype=x.dtype) for x in (k, v)]
-        for into, x in zip(long, (k, v), strict=True):
-            into[:, :, keep[0]] = x
-        got = mechanism(long[0], *long, key_mask=keep).values
-        assert_close(got[:, :, keep[0]], want, tolerance=1e-12, what=f"{form}, without padding")
-        assert not got[:, :, ~keep[0]].any()
+    padding_takes_no_place(make(False, num_clusters=3))
+
+
+def padding_takes_no_place(mechanism):
+    """Whatever stands where nothing is."""
+    q, k, v = inputs(14)
+    want = mechanism(q, k, v).values
+    keep = torch.ones(1, 20, dtype=torch.bool)
+    keep[:, [0, 3, 8, 9, 15, 19]] = False
+    long = [torch.full((1, 2, 20, x.shape[3]), 50.0, dtype=x.dtype) for x in (k, v)]
+    for into, x in zip(long, (k, v), strict=True):
+        into[:, :, keep[0]] = x
+    got = mechanism(long[0], *long, key_mask=keep).values
+    assert_close(got[:, :, keep[0]], want, tolerance=1e-12, what="without padding")
+    assert not got[:, :, ~keep[0]].any()
 
 
 def test_unit_centroids_make_the_nearest_by_product_the_nearest_by_distance():
@@ -212,14 +164,17 @@ def learns_one_step(share: bool, decay: float) -> None:
     assert abs(loss.item() - total / keep.sum().item()) < 1e-10 * total
 
 
-@pytest.mark.parametrize("form", ["exact", "paper"])
-def test_commitment_counts_each_head_of_keys_once(form):
-    mechanism = make(False, count=4, kv_count=2, num_clusters=3, share=False, form=form).train()
+def test_commitment_counts_each_head_of_keys_once():
+    mechanism = make(False, count=4, kv_count=2, num_clusters=3, share=False).train()
+    counts_each_head_of_keys_once(mechanism, mechanism.centroids)
+
+
+def counts_each_head_of_keys_once(mechanism, all_centroids):
     q, k, v = randn(2, 4, 12, 6), randn(2, 2, 12, 6, seed=1), randn(2, 2, 12, 5, seed=2)
     total = 0.0
     for side in (q, k):
         for h in range(side.shape[1]):
-            centroids = mechanism.centroids[h * 2 // side.shape[1]].tolist()
+            centroids = all_centroids[h * 2 // side.shape[1]].tolist()
             for vector in side[:, h].flatten(0, 1).tolist():
                 x = standard(vector)
                 c = max(range(3), key=lambda c: dot(x, centroids[c]))
@@ -300,27 +255,14 @@ def test_work_falls_with_the_number_of_clusters():
     assert many < 0.25 * one
 
 
-def test_gradients_of_the_paper_form_are_those_of_its_loops():
-    mechanism = make(num_clusters=3, share=False, form="paper")
-    leaves = [x.requires_grad_() for x in inputs(22, share=False)]
-    way = randn(1, 2, 22, 5, seed=1)
-    got, want = (
-        torch.autograd.grad((f(*leaves) * way).sum(), leaves)
-        for f in (lambda *x: mechanism(*x).values, lambda *x: mechanism.definition(*x))
-    )
-    for name, one, other in zip("qkv", got, want, strict=True):
-        assert_close(one, other, tolerance=1e-10, what=f"gradient of {name}")
-
-
 def test_decisions_replayed():
-    for form in ("exact", "paper"):
-        mechanism = make(num_clusters=4, share=False, form=form)
-        q, k, v = inputs(24, share=False)
-        chosen = mechanism.decisions(q, k)
-        own = mechanism.definition(q, k, v)
-        assert_identical(mechanism.definition(q, k, v, decisions=chosen), own, what="its own decisions")
-        other = type(chosen)(chosen.queries, chosen.keys.roll(1, -1))
-        assert (mechanism.definition(q, k, v, decisions=other) - own).abs().max() > 0.1
+    mechanism = make(num_clusters=4, share=False)
+    q, k, v = inputs(24, share=False)
+    chosen = mechanism.decisions(q, k)
+    own = mechanism.definition(q, k, v)
+    assert_identical(mechanism.definition(q, k, v, decisions=chosen), own, what="its own decisions")
+    other = type(chosen)(chosen.queries, chosen.keys.roll(1, -1))
+    assert (mechanism.definition(q, k, v, decisions=other) - own).abs().max() > 0.1
 
 
 def test_a_narrow_type_learns_as_a_wide_one():

@@ -15,8 +15,8 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def codes(*shape: int, seed: int, choices: int = 5, least: int = 0) -> Tensor:
-    return torch.randint(least, choices, shape, generator=torch.Generator().manual_seed(seed))
+def codes(*shape: int, seed: int, choices: int = 5) -> Tensor:
+    return torch.randint(choices, shape, generator=torch.Generator().manual_seed(seed))
 
 
 def dense(
@@ -25,8 +25,7 @@ def dense(
     """Values, and log-sum-exps in base 2, by every pair of every round."""
     group, past = q.shape[1] // k.shape[1], k.shape[2] - q.shape[2] if rule.causal else 0
     k, v, theirs = (x.repeat_interleave(group, 1) for x in (k, v, theirs))
-    apart = ours[:, :, :, None] - theirs[:, :, None]
-    times = ((apart >= 0) & (apart <= rule.back)).sum(-1)
+    times = (ours[:, :, :, None] == theirs[:, :, None]).sum(-1)
     i, j = torch.arange(q.shape[2])[:, None] + past, torch.arange(k.shape[2])
     seen = asking[:, None, :, None] & keep[:, None, None] & (j <= i if rule.causal else (i >= 0) & (j >= 0))
     times = times * (seen if rule.itself else seen & (i != j))
@@ -37,17 +36,17 @@ def dense(
 
 
 @pytest.mark.parametrize(
-    ("causal", "itself", "back", "duplicates"),
-    list(itertools.product([True, False], [True, False], [0, 1], [True, False])),
+    ("causal", "itself", "duplicates"),
+    list(itertools.product([True, False], [True, False], [True, False])),
 )
-def test_every_rule(causal: bool, itself: bool, back: int, duplicates: bool) -> None:
-    rule = Rule(causal, itself, back, duplicates, 5, 16)
+def test_every_rule(causal: bool, itself: bool, duplicates: bool) -> None:
+    rule = Rule(causal, itself, duplicates, 5, 16)
     for queries, keys in ((40, 40), (7, 40), (1, 12), (1, 1), *(() if causal else ((9, 4),))):
         q, k, v = (
             x.requires_grad_()
             for x in (randn(2, 4, queries, 3), randn(2, 2, keys, 3, seed=1), randn(2, 2, keys, 2, seed=2))
         )
-        ours, theirs = codes(2, 4, queries, 2, seed=3, least=back), codes(2, 2, keys, 2, seed=4)
+        ours, theirs = codes(2, 4, queries, 2, seed=3), codes(2, 2, keys, 2, seed=4)
         asking, keep = randn(2, queries, seed=5) > -1, randn(2, keys, seed=6) > -1
         wanted = dense(q, k, v, ours, theirs, asking, keep, rule)
         values, lse = bucketed_op(q, k, v, ours, theirs, asking, keep, 0.7, *rule)
@@ -60,7 +59,7 @@ def test_every_rule(causal: bool, itself: bool, back: int, duplicates: bool) -> 
 
 
 def test_without_masks_every_token_takes_part() -> None:
-    rule = Rule(True, True, 0, False, 5, 16)
+    rule = Rule(True, True, False, 5, 16)
     q, k, v = randn(1, 2, 30, 4), randn(1, 2, 30, 4, seed=1), randn(1, 2, 30, 4, seed=2)
     ours, theirs, every = (
         codes(1, 2, 30, 1, seed=3),
@@ -74,7 +73,7 @@ def test_without_masks_every_token_takes_part() -> None:
 
 
 def test_no_query_and_no_key() -> None:
-    rule = Rule(False, True, 0, False, 5, 16)
+    rule = Rule(False, True, False, 5, 16)
     q, k = randn(1, 2, 4, 4), randn(1, 2, 0, 4)
     values, lse = bucketed_op(q, k, k, codes(1, 2, 4, 1, seed=0), codes(1, 2, 0, 1, seed=0), None, None, 1.0, *rule)
     assert not values.any()
@@ -96,5 +95,5 @@ def test_heads_that_share_keys_fill_tiles_together(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(buckets, "_tiles", counted)
     q, k, same = randn(1, 4, 64, 4), randn(1, 1, 64, 4, seed=1), torch.zeros(1, 4, 64, 1, dtype=torch.long)
-    bucketed_op(q, k, k, same, same[:, :1], None, None, 0.5, *Rule(True, True, 0, False, 5, 1000))
+    bucketed_op(q, k, k, same, same[:, :1], None, None, 0.5, *Rule(True, True, False, 5, 1000))
     assert counts == [4, 1]

@@ -1,6 +1,8 @@
 """The routed template: discrete choices say which keys a query meets."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from regard.attention.dense import reference_softmax
 from regard.core import Attention, Call
 from regard.engines.routed import nearest_points
 from regard.engines.routed.buckets import Rule, bucketed
+from regard.info import Info
 
 
 class Routed(Attention):
@@ -65,6 +68,14 @@ class Bucketed(Routed):
     """whether one projection serves as query and key; False routes both, sees its own position like any other, permits
     cross-attention, and gives 0 to a query that meets no key"""
 
+    @classmethod
+    def facts(cls, options: Mapping[str, Any]) -> Info:
+        """share=False also serves cross-attention."""
+        info = cls.default_info
+        if options["share"]:
+            return info
+        return replace(info, supports=replace(info.supports, cross=True), rows_sum_to_one=False, shares_query_key=False)
+
     def average(
         self,
         q: Tensor,
@@ -75,16 +86,15 @@ class Bucketed(Routed):
         choices: int,
         crowd: int,
         *,
-        back: int = 0,
         duplicates: bool = False,
     ) -> Tensor:
         """The softmax over the keys whose codes match, by tiles of equal codes.
 
         Args:
             q, k, v, codes, call: queries, keys, values, their codes in each round, the call.
-            choices, crowd, back, duplicates: see `Rule`.
+            choices, crowd, duplicates: see `Rule`.
         """
-        rule = Rule(call.causal, not self.share, back, duplicates, choices, crowd)
+        rule = Rule(call.causal, not self.share, duplicates, choices, crowd)
         masks = self.query_mask(q, call), call.key_mask
         values, lse = bucketed(q, k, v, *codes, *masks, self.heads.key_dim**-0.5, *rule)
         if self.share:

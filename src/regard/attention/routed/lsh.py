@@ -1,8 +1,7 @@
 """Attention among tokens that a locality-sensitive hash puts into one bucket."""
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, final
+from typing import Annotated, ClassVar, Literal, NamedTuple, final
 
 import torch
 from annotated_types import Ge
@@ -47,8 +46,7 @@ class Lsh(Bucketed):
     value and buckets of every slot. Lost: keys that no round puts beside the query.
 
     Raises:
-        ConfigError: neither `num_buckets` nor `Heads.max_length`, an odd `num_buckets` above 1, form="paper" without
-            `share`.
+        ConfigError: neither `num_buckets` nor `Heads.max_length`, an odd `num_buckets` above 1.
         LimitError: longer than the `Heads.max_length` that fixed the buckets.
 
     Example:
@@ -76,45 +74,25 @@ class Lsh(Bucketed):
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"rounds": 2, "bucket_size": 8},
         {"num_buckets": 10, "rounds": 2, "share": False, "duplicates": True},
-        {"num_buckets": 2, "rounds": 1, "bucket_size": 2, "form": "paper"},
     )
     reasons: ClassVar[Mapping[str, str]] = {
         "bias": "a query and a key may be any distance apart",
         "cross": "one projection serves as query and key; share=False permits it",
-        "prefix": "the chunks of form='paper' depend on the whole sequence",
-        "state": "the chunks of form='paper' depend on the whole sequence",
     }
 
     rounds: Annotated[int, Ge(1)] = 4
     """independent hashes (the paper trains with 4 and evaluates with 8)"""
     bucket_size: Annotated[int, Ge(1)] = 64
-    """tokens per bucket at `max_length`; the length of a chunk in form="paper\""""
+    """tokens per bucket at `max_length`"""
     num_buckets: Annotated[int, Ge(1)] | None = None
     """even, or 1 for a single bucket; None: max_length / bucket_size, rounded up to an even number"""
     duplicates: bool = False
     """a key met in several rounds counts once per round"""
-    form: Literal["exact", "paper"] = "exact"
-    """`exact` is strictly causal. `paper` sorts by (bucket, position), cuts the sequence into chunks, and lets a query
-    see its own chunk and the one before: linear in the worst case, but where chunks begin depends on the buckets of
-    later tokens, so it leaks. (Public code also attends across buckets within these chunks.)"""
     impl: Literal["auto", "reference", "torch"] = "auto"
     """`torch` walks tiles of equal buckets; `auto` is `torch`; `reference` is the definition"""
     rotations: Tensor = weight()
 
-    @classmethod
-    def facts(cls, options: Mapping[str, Any]) -> Info:
-        """share=False also serves cross-attention; form="paper" has no past to keep, and leaks."""
-        info = cls.default_info
-        if options["form"] == "paper":
-            supports = replace(info.supports, state=False, prefix=False)
-            return replace(info, supports=supports, state="none", sees_content_only=False, leaks=True)
-        if options["share"]:
-            return info
-        return replace(info, supports=replace(info.supports, cross=True), rows_sum_to_one=False, shares_query_key=False)
-
     def check_options(self) -> None:
-        if self.form == "paper" and not self.share:
-            raise ConfigError("lsh: form='paper' sorts queries and keys as one sequence; it needs share=True")
         if self.num_buckets is None and self.heads.max_length is None:
             raise ConfigError("lsh fixes its buckets at build: give num_buckets, or Heads.max_length")
         if self.num_buckets is not None and self.num_buckets > 1 and self.num_buckets % 2:
@@ -155,30 +133,15 @@ class Lsh(Bucketed):
         """Hash, remember, walk the tiles of each bucket."""
         queries, keys = decided(lambda: self.decisions(q, k))
         slots, call = call.remember(k=direction(k) if self.share else k, v=v, buckets=keys)
-        buckets = Buckets(queries, slots["buckets"])
-        return Attended(self.by_buckets(q, slots["k"], slots["v"], buckets, call), call.state)
+        k, v, codes = slots["k"], slots["v"], (queries, slots["buckets"])
+        crowd = k.shape[2] // self.buckets
+        values = self.average(q, k, v, codes, call, self.buckets, crowd, duplicates=self.duplicates)
+        return Attended(values, call.state)
 
     def check_length(self, length: int) -> None:
         """Refuse what is longer than the `max_length` that fixed the buckets."""
         if self.num_buckets is None:
             self.require_length(length)
-
-    def by_buckets(self, q: Tensor, k: Tensor, v: Tensor, buckets: Buckets, call: Call) -> Tensor:
-        """The softmax over the keys of each query's buckets, in form="paper" over those of its chunk and the last."""
-        codes, choices, back = buckets, self.buckets, 0
-        if self.form == "paper":
-            chunks = k.shape[2] // self.bucket_size + 3
-            codes = Buckets(*(self.chunked(x, call.key_mask, chunks) for x in buckets))
-            choices, back = (self.buckets + 1) * chunks, 1
-        crowd = k.shape[2] // self.buckets
-        return self.average(q, k, v, codes, call, choices, crowd, back=back, duplicates=self.duplicates)
-
-    def chunked(self, buckets: Tensor, key_mask: Tensor | None, chunks: int) -> Tensor:
-        """One code per (bucket, chunk): codes c - 1 and c are the same bucket in the chunk before and in the same."""
-        if key_mask is not None:
-            buckets = buckets.masked_fill(~key_mask[:, None, :, None], self.buckets)  # padding sorts behind all
-        rank = buckets.argsort(dim=2, stable=True).argsort(dim=2)
-        return buckets * chunks + rank // self.bucket_size + 1
 
     def state_layout(self) -> Mapping[str, Entry]:
         """Key, value and buckets."""
@@ -203,19 +166,8 @@ class Lsh(Bucketed):
             k = part / part.square().sum(-1, keepdim=True).sqrt().clamp_min(TINY / largest)
         ours, theirs = choices.queries, choices.keys.repeat_interleave(self.heads.group, 1)
         met = ours[..., :, None, :] == theirs[..., None, :, :]
-        if self.form == "paper":
-            ours, theirs = (self.chunk_of(x, call.key_mask) for x in (ours, theirs))
-            met &= (ours[..., :, None, :] - theirs[..., None, :, :] - 0.5).abs() < 1
         times = self.without_itself(q, k, met.sum(-1), call)
         return self.counted_logits(q, k, times if self.duplicates else times.clamp(max=1))
-
-    def chunk_of(self, buckets: Tensor, key_mask: Tensor | None) -> Tensor:
-        """The chunk of each token, by how many come before it in the order of (bucket, position), hidden ones last."""
-        slot = torch.arange(buckets.shape[2], device=buckets.device)[:, None]
-        if key_mask is not None:
-            buckets = torch.where(key_mask[:, None, :, None], buckets, self.buckets)
-        order = buckets * buckets.shape[2] + slot
-        return (order[..., None, :, :] < order[..., :, None, :]).sum(-2) // self.bucket_size
 
 
 def direction(k: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:

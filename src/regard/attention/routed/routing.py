@@ -1,8 +1,7 @@
 """Attention within clusters of content (Routing Transformer)."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, final
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -10,11 +9,8 @@ from annotated_types import Ge, Le
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.attention.dense import reference_softmax
 from regard.attention.routed import Bucketed, nearest
 from regard.core import Attended, Call, accumulation_dtype, generator, recomputing
-from regard.engines.dense import expand_heads
-from regard.engines.routed.clusters import clustered, ranked
 from regard.engines.routed.codes import gather_codes
 from regard.errors import ConfigError
 from regard.features.norms import balanced, short
@@ -28,14 +24,10 @@ EPSILON = 1e-5
 
 
 class Clusters(NamedTuple):
-    """The choices of a call.
+    """The choices of a call: the cluster of every vector."""
 
-    form="exact": the cluster of every vector, (batch, heads, length). form="paper": the places of the vectors in the
-    order in which each centroid takes them, (batch, heads, clusters, length).
-    """
-
-    queries: Int[Tensor, "batch heads *clusters queries"]
-    keys: Int[Tensor, "batch kv_heads *clusters keys"]
+    queries: Int[Tensor, "batch heads queries"]
+    keys: Int[Tensor, "batch kv_heads keys"]
 
 
 @final
@@ -86,25 +78,17 @@ class Routing(Bucketed):
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"num_clusters": 3},
         {"num_clusters": 4, "share": False, "decay": 0.5},
-        {"num_clusters": 3, "form": "paper"},
-        {"num_clusters": 2, "form": "paper", "share": False},
     )
     row_sums = ("seen",)
     reasons: ClassVar[Mapping[str, str]] = {
         "bias": "a query and a key may be any distance apart",
-        "cross": "one projection serves as query and key; share=False permits it where form='exact'",
-        "prefix": "which tokens a centroid of form='paper' takes depends on the whole sequence",
-        "state": "which tokens a centroid of form='paper' takes depends on the whole sequence",
+        "cross": "one projection serves as query and key; share=False permits it",
     }
 
     num_clusters: Annotated[int, Ge(1)] | None = None
     """c; None: the square root of `max_length`, rounded"""
     decay: Annotated[float, Ge(0), Le(1)] = 0.999
     """g, of the moving averages"""
-    form: Literal["exact", "paper"] = "exact"
-    """`exact` is strictly causal. `paper` gives each centroid the n / c tokens that are nearest to it, of n real ones,
-    and averages the answers of the centroids that took a query, 0 where none did: balanced, O(n^2 d / c) time and
-    O(n^2 / c) memory always, but a later token may take an earlier one's place, so it leaks."""
     impl: Literal["auto", "reference", "torch"] = "auto"
     """`torch` walks tiles of equal clusters; `auto` is `torch`; `reference` is the definition"""
     centroids: Tensor = weight()
@@ -113,18 +97,6 @@ class Routing(Bucketed):
     """what rounding took from the centroids, so that short steps add up in a narrow type too"""
     seen: Tensor = weight()
     """(2, kv_heads, clusters, dim + 1): sums and counts of the queries and keys of the last training call"""
-
-    @classmethod
-    def facts(cls, options: Mapping[str, Any]) -> Info:
-        """share=False also serves cross-attention; form="paper" keeps no past, makes n^2 / c weights, and leaks."""
-        info, paper = cls.default_info, options["form"] == "paper"
-        if not options["share"]:
-            supports = replace(info.supports, cross=not paper)
-            info = replace(info, supports=supports, rows_sum_to_one=False, shares_query_key=False)
-        if not paper:
-            return info
-        supports = replace(info.supports, state=False, prefix=False)
-        return replace(info, supports=supports, state="none", memory=2, rows_sum_to_one=False, leaks=True)
 
     def check_options(self) -> None:
         if self.num_clusters is None and self.heads.max_length is None:
@@ -151,48 +123,43 @@ class Routing(Bucketed):
             self.require_length(length)
 
     def decisions(self, q: Tensor, k: Tensor) -> Clusters:
-        """The clusters of queries and keys, or the orders in which centroids take them."""
+        """The clusters of queries and keys."""
         key = normalised(k)
-        return self._both(self.nearest if self.form == "exact" else self.ranks, key if q is k else normalised(q), key)
+        return self._clusters(key if q is k else normalised(q), key)
 
-    @staticmethod
-    def _both(choose: Callable[[Tensor], Tensor], query: Tensor, key: Tensor) -> Clusters:
-        """The choices of normalised queries and keys; made once where one tensor is both."""
-        keys = choose(key)
-        return Clusters(keys if query is key else choose(query), keys)
+    def _clusters(self, query: Tensor, key: Tensor) -> Clusters:
+        """The clusters of normalised queries and keys; found once where one tensor is both."""
+        keys = self.nearest(key)
+        return Clusters(keys if query is key else self.nearest(query), keys)
 
     def nearest(self, x: Tensor) -> Tensor:
         """The cluster of each normalised vector."""
         points = self.centroids[:, None]
         return nearest(x, points, points.new_zeros(points.shape[:3]))[..., 0]
 
-    def ranks(self, x: Tensor) -> Tensor:
-        """The place of each normalised vector in the order of each centroid."""
-        return ranked(x, self.centroids)
-
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """Normalise, choose, attend within clusters; in training also measure and learn."""
-        learns, scale = self.training and not recomputing(), self.heads.key_dim**-0.5
+        query, key, chosen, losses = self.observe(q, k, call)
+        slots, call = call.remember(k=key.to(k.dtype), v=v, clusters=chosen.keys)
+        codes, crowd = (chosen.queries[..., None], slots["clusters"][..., None]), slots["k"].shape[2] // self.clusters
+        values = self.average(query.to(q.dtype), slots["k"], slots["v"], codes, call, self.clusters, crowd)
+        return Attended(values, call.state, losses)
+
+    def observe(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor, Clusters, dict[str, Tensor]]:
+        """Normalised queries and keys, their clusters, and in training the loss, where centroids also learn."""
+        learns = self.training and not recomputing()
         if learns:
             self.learn()
         key = normalised(k)
         query = key if q is k else normalised(q)
-        queries, keys = decided(lambda: self._both(self.nearest, query, key))
+        chosen = decided(lambda: self._clusters(query, key))
         real = call.key_mask if call.causal or call.paired else None  # the queries are tokens of this call
         real = None if real is None else real[:, k.shape[2] - q.shape[2] :]
-        sides = (query, queries, real), (key, keys, call.key_mask)
+        sides = (query, chosen.queries, real), (key, chosen.keys, call.key_mask)
         losses = {"commitment": torch.stack([self.commitment(*x) for x in sides]).mean()} if self.training else {}
         if learns:
             self.note(*sides)
-        q, k = query.to(q.dtype), key.to(k.dtype)
-        if self.form == "paper":
-            ours, theirs = decided(lambda: self._both(self.ranks, query, key))
-            k, v, theirs = (expand_heads(x, self.heads.count) for x in (k, v, theirs))
-            values = clustered(q, k, v, ours, theirs, call.key_mask, scale, causal=call.causal, share=self.share)
-            return Attended(values, call.state, losses)
-        slots, call = call.remember(k=k, v=v, clusters=keys)
-        codes, crowd = (queries[..., None], slots["clusters"][..., None]), slots["k"].shape[2] // self.clusters
-        return Attended(self.average(q, slots["k"], slots["v"], codes, call, self.clusters, crowd), call.state, losses)
+        return query, key, chosen, losses
 
     def commitment(self, x: Tensor, clusters: Tensor, mask: Tensor | None) -> Tensor:
         """The mean over real tokens of sum_heads |x - sqrt(d) sg(mu)|^2."""
@@ -231,46 +198,18 @@ class Routing(Bucketed):
         return {**super().state_layout(), "clusters": per_slot(self.heads.kv_heads, dtype=torch.int32)}
 
     def choices(self, q: Tensor, k: Tensor, call: Call) -> Clusters:
-        """argmax_c x . mu_c of every vector, or its place among all by x . mu_c."""
+        """argmax_c x . mu_c of every vector."""
         chosen: list[Tensor] = []
         for x in (q, k):
             points = self.centroids.float().repeat_interleave(x.shape[1] // self.heads.kv_heads, 0)
             scores = torch.einsum("bhid,hcd->bhci", standard(x.detach()).float(), points)
-            if self.form == "exact":
-                chosen.append(scores.argmax(2))
-                continue
-            i = torch.arange(x.shape[2], device=x.device)
-            before = (scores[..., None, :] > scores[..., None]) | (
-                (scores[..., None, :] == scores[..., None]) & (i < i[:, None])
-            )
-            chosen.append(before.sum(-1))
+            chosen.append(scores.argmax(2))
         return Clusters(*chosen)
 
     def logits(self, q: Tensor, k: Tensor, choices: Clusters, call: Call) -> Tensor:
         """Every pair of a cluster."""
         met = choices.queries[..., None] == choices.keys.repeat_interleave(self.heads.group, 1)[..., None, :]
         return self.counted_logits(standard(q), standard(k), self.without_itself(q, k, met.long(), call))
-
-    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call, decisions: Any = None) -> Tensor:
-        """In form="paper" the softmax of every cluster, and their mean over those that took the query."""
-        if self.form == "exact":
-            return super().reference(q, k, v, call, decisions)
-        choices = self.choices(q, k, call) if decisions is None else decisions
-        ours, theirs = (self.members(x, call.key_mask) for x in choices)
-        theirs = theirs.repeat_interleave(self.heads.group, 1)
-        q, k, sums = standard(q), standard(k), torch.zeros((), dtype=v.dtype, device=v.device)
-        for c in range(self.clusters):
-            met = ours[:, :, c, :, None] & theirs[:, :, c, None, :]
-            times = self.without_itself(q, k, met.long(), call) * met
-            sums = sums + reference_softmax(self.counted_logits(q, k, times), v, call)
-        return sums / ours.sum(2).clamp(min=1)[..., None]
-
-    def members(self, ranks: Tensor, mask: Tensor | None) -> Tensor:
-        """(batch, heads, clusters, length): whether each centroid takes each token, of real ones their share."""
-        real = torch.ones_like(ranks[:, 0, 0], dtype=torch.bool) if mask is None else mask
-        ahead = (ranks[..., None, :] < ranks[..., None]) & real[:, None, None, None]
-        share = (real.sum(1) + self.clusters - 1) // self.clusters
-        return (ahead.sum(-1) < share[:, None, None, None]) & real[:, None, None]
 
 
 def normalised(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:

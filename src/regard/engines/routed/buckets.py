@@ -33,8 +33,6 @@ class Rule(NamedTuple):
     causal: bool
     itself: bool
     """whether a query may see its own position"""
-    back: int
-    """codes c - back to c match the query code c, which is at least `back`"""
     duplicates: bool
     """whether a pair counts once per round in which it matches"""
     choices: int
@@ -142,7 +140,7 @@ class Walk:
         queries, dtype = q.shape[2], accumulation_dtype(q.dtype)
         self.rule, self.group, self.span = rule, q.shape[1] // kv_heads, max(queries, keys)
         kept = None if key_mask is None else key_mask[:, None]
-        if queries == 1 and not rule.back:  # decoding: only keys in the query's buckets matter
+        if queries == 1:  # decoding: only keys in the query's buckets matter
             asking = query_codes.view(batch, kv_heads, self.group, 1, query_codes.shape[-1])
             met = (asking == key_codes[:, :, None]).any(-1).any(2)
             kept = met if kept is None else met & kept
@@ -188,7 +186,7 @@ class Walk:
         last = torch.cat([asking.first[1:], asking.first.new_tensor([len(asking.rank)])]) - 1
         run = asking.rank[asking.first] // (self.span * self.group)
         end = asking.rank[last] // self.group + 1 if self.rule.causal else (run + 1) * self.span
-        low = torch.searchsorted(answering.rank, (run - self.rule.back) * self.span)
+        low = torch.searchsorted(answering.rank, run * self.span)
         high = torch.searchsorted(answering.rank, end)
         start = answering.of[low.clamp(max=len(answering.of) - 1)]
         return start, torch.where(high > low, answering.of[(high - 1).clamp(min=0)] - start + 1, 0)
@@ -223,12 +221,7 @@ class Walk:
             else:
                 torch.eq(there[0], here[0], out=hidden).add_(empty)
         for earlier in range(1, 1 if rule.duplicates else 1 + which):
-            if rule.back:
-                near = torch.sub(there[earlier], here[earlier], out=self.near)
-                near.add_(rule.back / 2).abs_().le_(rule.back / 2)
-            else:
-                near = torch.eq(there[earlier], here[earlier], out=self.near)
-            hidden.add_(near)
+            hidden.add_(torch.eq(there[earlier], here[earlier], out=self.near))
         if which and not rule.duplicates:
             hidden.clamp_(max=1)
         largest = torch.finfo(logits.dtype).max  # twice, since a logit may be as large
@@ -285,7 +278,6 @@ def bucketed_op(
     scale: float,
     causal: bool,
     itself: bool,
-    back: int,
     duplicates: bool,
     choices: int,
     crowd: int,
@@ -298,13 +290,13 @@ def bucketed_op(
         query_mask: (batch, queries), True = wants an answer; the others get 0.
         key_mask: (batch, keys), True = keep.
         scale: of the logits.
-        causal, itself, back, duplicates, choices, crowd: see `Rule`.
+        causal, itself, duplicates, choices, crowd: see `Rule`.
 
     Returns:
         values, and the log-sum-exp of each query in base 2; 0 and -inf where no key matches. At least float32. What
         holds NaN, or reads a key or value that does, is NaN.
     """
-    rest, rule = (query_codes, key_codes, query_mask, key_mask), Rule(causal, itself, back, duplicates, choices, crowd)
+    rest, rule = (query_codes, key_codes, query_mask, key_mask), Rule(causal, itself, duplicates, choices, crowd)
     with exact(q):
         values, lse = _averages(q, k, v, *rest, scale, rule)
         asks = lost(q)
@@ -342,7 +334,6 @@ def bucketed_backward(
     scale: float,
     causal: bool,
     itself: bool,
-    back: int,
     duplicates: bool,
     choices: int,
     crowd: int,
@@ -350,7 +341,7 @@ def bucketed_backward(
     """Gradients of q, k and v."""
     value = v.shape[3]
     with exact(q):
-        rule = Rule(causal, itself, back, duplicates, choices, crowd)
+        rule = Rule(causal, itself, duplicates, choices, crowd)
         walk = Walk(q, k, v, query_codes, key_codes, query_mask, key_mask, scale, rule)
         dim, queries, keys = walk.dim, walk.queries, walk.keys
         # What each query brings: its gradient, the mean gradient of its weights, its log-sum-exp (inf: no weights).
@@ -393,7 +384,7 @@ def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 
 def _backward(ctx, grad: Tensor, _: Tensor):  # type: ignore[no-untyped-def]
-    return (*_pulled(grad, *ctx.saved_tensors, *ctx.options), *([None] * 11))
+    return (*_pulled(grad, *ctx.saved_tensors, *ctx.options), *([None] * 10))
 
 
 bucketed_op.register_autograd(_backward, setup_context=_setup)
