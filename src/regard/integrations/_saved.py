@@ -23,9 +23,8 @@ from regard.integrations._shape import Shape
 from regard.integrations._tokenizer import tokenizer_from_json
 from regard.integrations._writing import as_json, tokenizer_file
 from regard.integrations.chat import ChatTemplate
-from regard.integrations.weights import Settings, Weight, fill, listed, undrawn
+from regard.integrations.weights import Weight, fill, listed, undrawn
 from regard.reading import content
-from regard.training.bounded import no_larger
 from regard.training.files import load_folder
 
 NETWORK = "network.json"
@@ -123,10 +122,7 @@ def read(folder: Path, *, trust: bool) -> PublishedModel:
     if tokens is not None:
         tokenizer = tokenizer_from_json(tokens, shape.config.vocab_size, str(folder / _folder.TOKENIZER))
     stored = _folder.tensors_of(folder / _folder.WEIGHTS)
-    larger = f"{where} describes a larger network than {_folder.WEIGHTS} holds"
-    if max(shape.config.layers, getattr(shape.config, "encoder_layers", None) or 0) > len(stored):
-        raise CheckpointError(larger)  # each block has weights of its own
-    with of_file(where), undrawn(), no_larger(Settings({}, where, stored).held(), larger):
+    with of_file(where), undrawn():
         model = shape.built().to(dtype)
     fill(model, [Weight(name, name) for name in model.state_dict()], stored, str(folder))
     architecture = str(document.get("architecture"))

@@ -1,7 +1,7 @@
 """Runs: begun, continued, loaded and evaluated. A run is a directory, and is never overwritten."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -20,7 +20,6 @@ from regard.tasks.base import Split, Task
 from regard.tasks.translation import TranslationTask
 from regard.training import begun, checkpoint, environment, metrics, network, toml
 from regard.training.beside import Beside, alone
-from regard.training.bounded import no_larger, stored
 from regard.training.config import RunConfig
 from regard.training.device import chosen_device
 from regard.training.evaluation import Forward, measured, require_finite, score, straight
@@ -36,8 +35,6 @@ from regard.training.trainer import OnProgress, Trainer
 from regard.types_of import typed
 
 Report = dict[str, object]
-
-_LARGER = "{}: config.toml describes a larger model than its checkpoint holds; put the file back"
 
 
 @dataclass(frozen=True)
@@ -189,8 +186,7 @@ def load(run: Path | str, *, best: bool = False, device: str = "auto", trust: bo
         raise CheckpointError(f"{run} has no checkpoint yet; continue it with regard train --resume {quote(str(run))}")
     labels = network.Labels.load(run / LABELS) if isinstance(config.task, ClassificationConfig) else None
     shape = model_after(config, saved.progress.step)
-    with no_larger(sum(x.numel() for x in saved.model.values()), _LARGER.format(saved.path)):
-        model = network.build(shape, 0 if labels is None else len(labels.classes))
+    model = network.build(shape, 0 if labels is None else len(labels.classes))
     begun.identity(run).require(saved, run)
     checkpoint.restore_model(model, saved)
     model = model.to(chosen_device(device)).eval()
@@ -328,9 +324,7 @@ def _finish(
     facts = {"configuration": toml.dumps(config), "data": task.fingerprint, "versions": str(environment.versions())}
     ranks.same({"way to share": ranks.way, **facts})
     stages = Stages(config, task)
-    most = stored(run / "checkpoints")
-    with nullcontext() if most is None else no_larger(most, _LARGER.format(run)):
-        first = stages.network(0)
+    first = stages.network(0)
     identity = replace(begun.identity(run), agreed=edited)
     trainer = Trainer(
         first,
