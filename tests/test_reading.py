@@ -68,7 +68,7 @@ def _shard(folder: Path) -> Callable[[], object]:
     write_shard(folder, "0", ["one", "two"], ByteTokenizer(), 0.1, "corpus")
 
     def found() -> None:
-        assert finished(folder, "0", "corpus", 1) is not None
+        assert finished(folder, "0", "corpus") is not None
 
     return found
 

@@ -102,11 +102,6 @@ def test_manifests_that_were_edited_are_refused(store):
     (store / STORE).write_text(json.dumps(document))
     with pytest.raises(DataError, match="differs from its content"):
         TokenStore.open(store)
-    document["shards"][0]["amounts"]["train"][1] += 1
-    (store / STORE).write_text(json.dumps(checksums.sealed(document)))
-    with pytest.raises(DataError, match="does not fit"):
-        TokenStore.open(store)
-    document["shards"][0]["amounts"]["train"][1] -= 1
     for change, wanted in (
         ({"format": 2}, "format 2, and this version reads 1"),
         ({"kind": "windows"}, "and this version reads"),
@@ -118,10 +113,6 @@ def test_manifests_that_were_edited_are_refused(store):
         (store / STORE).write_text(json.dumps(checksums.sealed({**document, **change, "shards": []})))
         with pytest.raises(DataError, match="another tokenizer than made the tokens"):
             TokenStore.open(store)
-    document["shards"] = [{"name": "../x"}]
-    (store / STORE).write_text(json.dumps(checksums.sealed(document)))
-    with pytest.raises(DataError, match=r"no shard is called '../x'"):
-        TokenStore.open(store)
 
 
 def test_what_a_store_decided_is_refused(store):
@@ -205,21 +196,6 @@ def test_a_token_takes_the_smallest_number_that_holds_it(vocab_size, size):
         assert kind.itemsize == size + 4 * measured
         ids = np.array([vocab_size - 1]).astype(kind["id"] if measured else kind)
         assert ids[0] == vocab_size - 1
-
-
-def test_bounds_outside_their_shard_are_refused(tmp_path):
-    """Also where checksums say that they were meant."""
-    large(tmp_path / "store", 100, 300)
-    bounds = np.fromfile(tmp_path / "store" / "0.train", "<i8")
-    for at, value in ((0, -1), (199, 1 << 40), (4, 700)):
-        changed = bounds.copy()
-        changed[at] = value if at != 4 else changed[5]
-        changed.tofile(tmp_path / "store" / "0.train")
-        document = json.loads((tmp_path / "store" / STORE).read_text())
-        document["shards"][0]["files"]["train"] = Entry.at(tmp_path / "store" / "0.train")
-        (tmp_path / "store" / STORE).write_text(json.dumps(checksums.sealed(document)))
-        with pytest.raises(DataError, match="outside the tokens"):
-            read_all(tmp_path / "store")
 
 
 def test_many_shards_take_few_descriptors(sound, monkeypatch):

@@ -144,12 +144,8 @@ def _read(path: Path) -> TokenFiles:
             for split in SPLITS:
                 starts = np.load(path / f"{split}.starts.npy", allow_pickle=False)
                 ids = _mapped(path / f"{split}.ids", dtype)
-                if ids.size != starts[-1]:
-                    raise ValueError(f"{split}.ids has {ids.size} tokens instead of {starts[-1]}")
                 nbytes = _mapped(path / f"{split}.nbytes", _NBYTES) if measured else None
                 text = _mapped(path / f"{split}.text", np.dtype(np.uint8)) if measured else None
-                if nbytes is not None and text is not None and (nbytes.size, text.size) != (ids.size, nbytes.sum()):
-                    raise ValueError(f"{split}.nbytes has {nbytes.size} tokens of {nbytes.sum()} bytes")
                 splits[split] = Tokens(ids, starts, nbytes, text)
     except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, DataError) as error:
         raise DataError(
