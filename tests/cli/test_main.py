@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import resource
 import shlex
 import shutil
@@ -156,35 +155,6 @@ def test_a_full_disk_behind_stdout(environment):
         assert done.stderr.startswith("regard")
         assert "No space left on device: standard output" in done.stderr
         assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("words", [["list"], ["--help"], ["--version"], ["lst"], ["train", "--steps", "1"]])
-def test_no_descriptor_is_left(regard, words):
-    """Not even for the folder of the verbs, which are looked up before anything else."""
-    free = os.dup(0)
-    os.close(free)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
-    try:
-        answer = regard(*words)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert (answer.code, answer.out) == (6, "")
-    assert answer.err.startswith("regard: Too many open files: ")
-    assert answer.err.count("\n") == 1
-
-
-def test_nobody_reads_on_and_no_descriptor_is_left(environment):
-    code = (
-        "import resource, sys, regard.cli.main as m\n"
-        "m.usage = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)) or 'x' * 100_000\n"
-        "sys.exit(m.main(['--help']))\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
-    )
-    process.stdout.close()
-    assert (process.stderr.read(), process.wait(60)) == (b"", 0)
 
 
 def test_machine_output_is_alone_on_stdout(environment):

@@ -63,7 +63,7 @@ def _size(path: Path) -> int:
     """Bytes of the files that a checkpoint names; of one whose manifest is damaged those of whatever is there."""
     try:
         return sum(entry.size for entry in entries(json.loads(content(path / MANIFEST))).values())
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return sum(file.stat().st_size for file in path.glob("*"))
 
 

@@ -145,7 +145,7 @@ def _verified(folder: Path) -> tuple[dict[str, Any], str | None]:
             return document, None
         _folder.inside(folder, [_folder.TOKENIZER])
         return document, load_folder(folder, only=[_folder.TOKENIZER])[_folder.TOKENIZER].decode()
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else error
         raise CheckpointError(f"{folder} is damaged: {why}") from error
 

@@ -12,7 +12,7 @@ from jaxtyping import Int64
 
 from regard.checksums import Entry, opened, sealed
 from regard.errors import ConfigError, DataError, listed
-from regard.reading import content, plain, reading
+from regard.reading import content, plain
 from regard.tasks.base import SPLITS, Split
 from regard.tasks.reader import Reader
 from regard.tasks.tokenizer import Tokenizer, tokenizer_from_json
@@ -256,7 +256,7 @@ class TokenStore:
         if not self.facts.shards[number].files[kind].size:
             return np.empty(0, np.uint8)
         try:
-            with reading(path), plain(path) as file:
+            with plain(path) as file:
                 return np.asarray(np.memmap(file, np.uint8, mode="r"))
         except (OSError, ValueError) as error:
             raise _damaged(self.folder, [f"cannot map {path.name}: {error}"]) from error

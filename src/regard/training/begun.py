@@ -166,7 +166,7 @@ def _edited(run: Path, before: str, now: bytes, *, trust: bool) -> str:
     """What differs between two configurations, and what can be done about it."""
     try:
         first, last = _flat(tomllib.loads(before)), _flat(tomllib.loads(now.decode("utf-8")))
-    except (ValueError, RecursionError) as error:  # no TOML, or no UTF-8
+    except ValueError as error:  # no TOML, or no UTF-8
         return f"{run / CONFIG} is another one than when the run began, and no TOML: {error}; put it back"
     lines = [
         f"{name}: {_of(first, name)} when it began, {_of(last, name)} now"
