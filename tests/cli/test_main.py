@@ -228,24 +228,6 @@ def test_help_says_what_an_option_takes(regard):
     assert "heads must divide dim" in answer.out + answer.err  # so that None was read
 
 
-def test_a_panic_of_rust_for_want_of_memory_is_named(regard, monkeypatch):
-    """It is no `Exception`; one that says anything else is a bug of somebody's."""
-
-    class PanicException(BaseException):
-        pass
-
-    def panics(words):
-        raise PanicException(said)
-
-    monkeypatch.setattr("regard.cli.main._run", panics)
-    said = "PyObject pointer is null"
-    answer = regard("list")
-    assert (answer.code, answer.err) == (6, "regard list: out of memory; use a smaller model, batch or length\n")
-    said = "index out of bounds"
-    with pytest.raises(PanicException):
-        regard("list")
-
-
 def test_nothing_that_is_shown_steers_the_terminal(capsys):
     screen, text = console(), "\x1b[2J\x9b"
     screen.print(text, markup=False)
