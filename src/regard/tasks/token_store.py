@@ -186,14 +186,9 @@ class TokenStore:
         """Read everything, and compare it with the checksums.
 
         Raises:
-            DataError: some files are damaged, missing or of no shard; all are named.
+            DataError: some files are damaged or missing; all are named.
         """
         problems = _problems(self.folder, self.facts, contents=True)
-        kinds, others = (KINDS, {STORE, TOKENIZER})
-        if (self.folder / BUILD).exists():  # its build was killed while it tidied up
-            kinds, others = (*KINDS, RECORD), {STORE, TOKENIZER, BUILD}
-        named = {f"{shard.name}.{kind}" for shard in self.facts.shards for kind in kinds} | others
-        problems += [f"{path.name} is of no shard" for path in sorted(self.folder.iterdir()) if path.name not in named]
         if problems:
             raise _damaged(self.folder, problems)
 
