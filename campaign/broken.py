@@ -9,8 +9,6 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-from regard import checksums
-
 Way = Callable[[Path, random.Random], None]
 
 VALUES = ("null", "-1", "0", "1e999", "NaN", "true", '""', "[]", "{}", "1.5", "9" * 40, '"x"', '"\\ud800"', "[[[[1]]]]")
@@ -142,29 +140,6 @@ def value(path: Path, draw: random.Random) -> None:
     return None
 
 
-def sealed_value(path: Path, draw: random.Random) -> None:
-    """Another value, and a checksum that fits it: as by somebody who knows how; and what the manifest says too."""
-    value(path, draw)
-    if path.suffix == ".json":
-        try:
-            document = json.loads(path.read_bytes())
-            if isinstance(document, dict) and checksums.KEY in document:
-                _rewritten(path, json.dumps(checksums.sealed(document)).encode())
-        except (ValueError, RecursionError):
-            return
-    manifest = path.parent / checksums.MANIFEST
-    if manifest.exists() and manifest != path:
-        try:
-            document = json.loads(manifest.read_bytes())
-            if path.name in document.get("files", {}):
-                entry = checksums.Entry.at(path)
-                document["files"][path.name] = {"sha256": entry.sha256, "bytes": entry.size}
-                sealed = checksums.sealed(document) if checksums.KEY in document else document
-                _rewritten(manifest, json.dumps(sealed).encode())
-        except (ValueError, AttributeError, RecursionError):
-            return
-
-
 def _other_shape(data: bytes, draw: random.Random) -> bytes:
     """Safetensors whose first lines say something else of a tensor: a shape, a type, a place, a name."""
     try:
@@ -222,6 +197,5 @@ WAYS: dict[str, Way] = {
         folder,
         pipe,
         value,
-        sealed_value,
     )
 }

@@ -331,9 +331,8 @@ def _case(
     (broken.twin_of(twin / name) if way == TWIN else broken.WAYS[way])(place / name, draw)
     done, result = _run(subject, place, words)
     what = f"{way} of {name}, regard {' '.join(words[:2])}"
-    sealed = subject.sealed and way != "sealed value"
     whole, usual = wanted[words]
-    said, wrong = _judged(done, usual, name, same=result == whole, sealed=sealed)
+    said, wrong = _judged(done, usual, name, same=result == whole, sealed=subject.sealed)
     if wrong:
         return Outcome(f"{what}: {said}", True, seconds=done.seconds, peak=done.peak)
     return Outcome(said, seconds=done.seconds, peak=done.peak)

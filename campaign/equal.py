@@ -39,7 +39,7 @@ def runs(run: Path, whole: Path) -> list[str]:
     # The length of metrics.jsonl in bytes varies with the digits of the timings, and each run has an id of its own.
     if replace(ours.progress, metrics_bytes=0, run="") != replace(theirs.progress, metrics_bytes=0, run=""):
         found.append("progress.json")
-    if (ours.progress.run, theirs.progress.run) != (begun.identity(run).id, begun.identity(whole).id):
+    if (ours.progress.run, theirs.progress.run) != (begun.id_of(run), begun.id_of(whole)):
         found.append("the id of the run")
     if lines(run) != lines(whole):
         found.append("metrics.jsonl")

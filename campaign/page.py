@@ -34,9 +34,9 @@ PARTS = {
         "A file that a command reads has other bits, another end, another order, another file's content or "
         "shape, or is a link, a folder, a pipe, or gone. What regard wrote is under checksums: the command "
         "names the file, or its result is the same bits. Files of others have no checksum, so other content "
-        "may be read as what it now is; and so may content of ours that somebody changed together with its "
-        "checksum (`sealed value`). Before 2026-11-24 a command that goes on counted as one that says so where it "
-        "named the run's folder, as it also does of a sound one.",
+        "may be read as what it now is. Content of ours that somebody changed together with its checksum "
+        "(`sealed value`) is tried no more. Before 2026-11-24 a command that goes on counted as one that says so "
+        "where it named the run's folder, as it also does of a sound one.",
     ),
     "fuzz": (
         "Bad input",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from regard import checksums
-from regard.checksums import Entry, opened, sealed
+from regard.checksums import opened, sealed
 
 DOCUMENT = {"name": "é", "values": [0.1, 2.5e-300, -0.0, 1], "deep": {"flag": True, "nothing": None}}
 
@@ -43,7 +43,6 @@ def test_a_seal_is_put_on_anew():
         ("[1]", "holds list, not an object"),
         ("{", "is not JSON"),
         (b"\xff{}", "is not JSON"),
-        ("[" * 100_000, "nested too deeply"),
         ('{"loss": 0.5, "sha256": 3}', "differs"),
     ],
 )
@@ -71,9 +70,3 @@ def test_every_bit_of_a_folder(tmp_path: Path):
                 pass
         assert not same or (path.name == checksums.MANIFEST and same < len(data) / 50)
         path.write_bytes(data)
-
-
-def test_a_manifest_names_plain_files():
-    described = checksums.manifest({"../other": Entry.of(b"")})
-    with pytest.raises(ValueError, match="not a plain file name"):
-        checksums.entries(described)

@@ -108,18 +108,15 @@ def no_size(error: BaseException) -> bool:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory ran out. torch says so with an error that is told by its text, and so does
-    what is written in Rust, with one that is no `Exception`.
+    """Whether an exception says that memory ran out. torch says so with an error that is told by its text.
 
     Example:
         >>> out_of_memory(MemoryError())
         True
     """
     text = str(error)
-    return (
-        isinstance(error, MemoryError)
-        or (isinstance(error, RuntimeError | TypeError) and any(said in text for said in _NO_MEMORY))
-        or (type(error).__name__ == "PanicException" and "PyObject pointer is null" in text)
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError | TypeError) and any(said in text for said in _NO_MEMORY)
     )
 
 
@@ -212,19 +209,13 @@ def unknown(label: str, name: str, known: Iterable[str]) -> ConfigError:
     return ConfigError(f"{label} has no option {name!r}: {nearest(name, known)}")
 
 
-_DIVIDED = 1 << 20
-"""no width is larger; all divisors of a number take as long to find as it is large"""
-
-
 def divisors(number: int) -> str:
-    """The end of a message about a size that must be divided: what divides it, if it is one that networks have.
+    """The end of a message about a size that must be divided: what divides it.
 
     Example:
         >>> divisors(8)
         '; divisors of 8: 1, 2, 4, 8'
     """
-    if number > _DIVIDED:
-        return ""
     return f"; divisors of {number}: {', '.join(str(d) for d in range(1, number + 1) if number % d == 0)}"
 
 

@@ -3,30 +3,8 @@
 import errno
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
-
-from regard.errors import ResourceError
-
-SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""what the system says of the process that reads, and not of the file"""
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Nobody takes a file for damaged, or for missing, because this process can open or map no more.
-
-    Raises:
-        ResourceError: it cannot, instead of the OSError that says so.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in SHORT:
-            raise
-        raise ResourceError(f"cannot read {path}: {error.strerror}; nothing was changed") from error
 
 
 def found_in(folder: Path, ending: str = "") -> list[Path]:
@@ -44,10 +22,9 @@ def plain(path: Path) -> BufferedReader:
     """Open a plain file.
 
     Raises:
-        OSError: it cannot be opened, or is a folder, a pipe, a socket or a device. ResourceError: as `reading`.
+        OSError: it cannot be opened, or is a folder, a pipe, a socket or a device.
     """
-    with reading(path):
-        file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: SIM115
+    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: SIM115
     mode = os.fstat(file.fileno()).st_mode
     if stat.S_ISREG(mode):
         return file

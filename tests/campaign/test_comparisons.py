@@ -50,7 +50,7 @@ def further(folder: Path) -> None:
 
 def of_another(run: Path) -> None:
     document = opened((run / MANIFEST).read_bytes())
-    document["run"]["id"] = "0" * 32
+    document["run"] = "0" * 32
     (run / MANIFEST).write_text(json.dumps(sealed(document)))
 
 

@@ -143,7 +143,7 @@ def test_token_ids_out_of_range(regard, run):
     answer = regard("generate", "run", "is followed by")
     assert (answer.code, answer.out) == (4, "")
     assert "run: tokenizer.json is damaged" in answer.err
-    begun.record(run, begun.identity(run))
+    begun.record(run, begun.id_of(run))
     answer = regard("generate", "run", "is followed by")
     assert (answer.code, answer.out) == (3, "")
     assert "is out of range, ids are 0 to 255" in answer.err

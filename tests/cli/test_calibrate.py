@@ -1,23 +1,19 @@
 """Calibrating exits: what is found, said, kept, used again and refused."""
 
 import json
-import math
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import regard as package
-from regard import checksums
 from regard.benchmark.exits import drawn, measure, passages
 from regard.cli.main import main
 from regard.errors import UnsupportedError
-from regard.integrations.exits import install, load_heads, put, shares, stored, text_facts
-from regard.models import LanguageModel, ModelConfig
-from regard.models.depth.light_exit import LightExit
+from regard.integrations.exits import install, put, shares, stored, text_facts
+from regard.models import LanguageModel
 from regard.models.packed import pack
 from regard.tasks import build_task
 from regard.tasks.base import IGNORE
@@ -27,7 +23,6 @@ from regard.testing.compare import assert_close
 from regard.training import load
 from regard.training.evaluation import measured
 from regard.training.exit_heads import fit_light_heads
-from regard.training.files import load_folder, save_folder
 
 GRID = ["--thresholds", "0.9", "0.1", "0.01", "--passages", "60", "--length", "8", "--threads", "1"]
 
@@ -270,48 +265,6 @@ def test_a_calibration_is_not_installed_in_another_model(regard, with_exits, cha
         model.reduce_cache("h2o(budget=4)")
     with pytest.raises(UnsupportedError, match="weights as they are and everything kept"):
         install(model, tmp_path / "found")
-
-
-_GONE = object()
-
-
-def test_a_calibration_that_was_written_by_hand_is_refused(regard, with_exits, tmp_path):
-    """Checksums are right: nothing but what is read is wrong."""
-    assert regard("calibrate", with_exits, "--risk", "0.9", *GRID, "--out", tmp_path / "found").code == 0
-    kept = load_folder(tmp_path / "found")
-    document = checksums.opened(kept["calibration.json"])
-    edits = [{name: value} for name in ("model", "calibrated", "heads", "format") for value in (_GONE, None, "foo")]
-    wrong = ("abc", float("nan"), float("inf"), -3, 2, [], True, "0.5", 10**400)
-    edits += [{"calibrated": {**document["calibrated"], "threshold": value}} for value in wrong]
-    for at, edit in enumerate(edits):
-        changed = {name: value for name, value in {**document, **edit}.items() if value is not _GONE}
-        save_folder(tmp_path / str(at), {**kept, "calibration.json": json.dumps(checksums.sealed(changed)).encode()})
-        answer = regard("generate", with_exits, "12 is", "--exits", tmp_path / str(at), "--max-new-tokens", "2")
-        assert answer.code == 4, (edit, answer.err)
-
-
-@pytest.mark.parametrize("entry", [
-    {"calibration.json": {"sha256": "a", "bytes": float("inf")}},
-    {"calibration.json": {"sha256": "a", "bytes": True}},
-    {"\0": {"sha256": "a", "bytes": 1}},
-    {"\ud800": {"sha256": "a", "bytes": 1}},
-    {"..": {"sha256": "a", "bytes": 1}},
-], ids=ascii)  # fmt: skip
-def test_a_manifest_of_files_that_cannot_be_is_refused(regard, with_exits, tmp_path, entry):
-    assert regard("calibrate", with_exits, "--risk", "0.9", *GRID, "--out", tmp_path / "found").code == 0
-    (tmp_path / "found" / "manifest.json").write_text(json.dumps({"files": entry}))
-    answer = regard("generate", with_exits, "12 is", "--exits", tmp_path / "found", "--max-new-tokens", "2")
-    assert answer.code == 4, answer.err
-
-
-def test_heads_of_another_dtype_or_that_are_not_finite_are_refused():
-    model = LanguageModel(ModelConfig(dim=8, heads=2, layers=3, vocab_size=11))
-    heads = LightExit(model.config)
-    fits = {name: x.clone() for name, x in heads.state_dict().items()}
-    for change in (Tensor.half, Tensor.double, Tensor.bool, lambda x: x.to(torch.int8), lambda x: x * math.nan):
-        with pytest.raises(ValueError, match=r"other dtypes, or numbers that are not finite"):
-            load_heads(heads, {name: change(x) for name, x in fits.items()})
-    load_heads(heads, fits)
 
 
 def test_depth_is_shown_where_there_is_one(regard, run):

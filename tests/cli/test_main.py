@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import resource
 import shlex
 import shutil
@@ -158,35 +157,6 @@ def test_a_full_disk_behind_stdout(environment):
         assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("words", [["list"], ["--help"], ["--version"], ["lst"], ["train", "--steps", "1"]])
-def test_no_descriptor_is_left(regard, words):
-    """Not even for the folder of the verbs, which are looked up before anything else."""
-    free = os.dup(0)
-    os.close(free)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
-    try:
-        answer = regard(*words)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert (answer.code, answer.out) == (6, "")
-    assert answer.err.startswith("regard: Too many open files: ")
-    assert answer.err.count("\n") == 1
-
-
-def test_nobody_reads_on_and_no_descriptor_is_left(environment):
-    code = (
-        "import resource, sys, regard.cli.main as m\n"
-        "m.usage = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)) or 'x' * 100_000\n"
-        "sys.exit(m.main(['--help']))\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
-    )
-    process.stdout.close()
-    assert (process.stderr.read(), process.wait(60)) == (b"", 0)
-
-
 def test_machine_output_is_alone_on_stdout(environment):
     done = subprocess.run([*PROGRAM, "list", "--json"], capture_output=True, env=environment, check=True)
     kinds = {"mechanisms", "positions", "memories", "caches", "blocks", "depths", "presets"}
@@ -256,24 +226,6 @@ def test_help_says_what_an_option_takes(regard):
     assert "--kv-heads INT" in regard("train", "--help").out.replace("model.", "")
     answer = regard("train", "--model.kv-heads", "None", "--model.dim", "7")
     assert "heads must divide dim" in answer.out + answer.err  # so that None was read
-
-
-def test_a_panic_of_rust_for_want_of_memory_is_named(regard, monkeypatch):
-    """It is no `Exception`; one that says anything else is a bug of somebody's."""
-
-    class PanicException(BaseException):
-        pass
-
-    def panics(words):
-        raise PanicException(said)
-
-    monkeypatch.setattr("regard.cli.main._run", panics)
-    said = "PyObject pointer is null"
-    answer = regard("list")
-    assert (answer.code, answer.err) == (6, "regard list: out of memory; use a smaller model, batch or length\n")
-    said = "index out of bounds"
-    with pytest.raises(PanicException):
-        regard("list")
 
 
 def test_nothing_that_is_shown_steers_the_terminal(capsys):

@@ -317,24 +317,6 @@ def test_info_promises_nothing_of_other_weights(regard, runs, tmp_path):
     assert "for other weights than these" in shown.out
 
 
-def test_a_calibration_that_is_not_whole_is_refused(regard, runs, tmp_path):
-    """Its checksums are right, and so is what generating reads of it."""
-    kept = load_folder(runs / "early" / "exits")
-    document = checksums.opened(kept["calibration.json"])
-    less = {name: value for name, value in document["calibrated"].items() if name != "thresholds"}
-    edits = [{"guarantee": None}, {"curve": None}, {"curve": [{}]}, {"sample": [[["a", "b"]]]}, {"calibrated": less}]
-    edits += [{"sample": [["a"]]}, {"loss": 3}, {"layers": 10**400}]
-    for at, edit in enumerate(edits):
-        run = tmp_path / str(at)
-        shutil.copytree(runs / "early", run, ignore=shutil.ignore_patterns("exits"))
-        changed = json.dumps(checksums.sealed({**document, **edit})).encode()
-        save_folder(run / "exits", {**kept, "calibration.json": changed})
-        for verb in (("report", run, *LIMIT), ("info", run)):
-            answer = regard(*verb)
-            assert answer.code == 4, (edit, answer.err)
-            assert "calibration.json is not whole" in answer.err
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

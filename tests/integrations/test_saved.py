@@ -30,12 +30,9 @@ from regard.models import (
 )
 from regard.models.layout import by_columns
 from tests.integrations.test_pretrained import network, vit, words
-from tests.integrations.test_sizes import little_memory
 
 TINY = {"vocab_size": 29, "dim": 12, "layers": 2, "heads": 2, "max_length": 20, "mlp_dim": 20, "dropout": 0.0}
 TEMPLATE = ChatTemplate("{% for message in messages %}{{ message.content }}{% endfor %}", {"eos_token": "[end]"}, "x")
-
-LARGER = r"network\.json describes a larger network than model\.safetensors holds"
 
 
 def decoder(*attention: str, preset: str = "llama", **options: object) -> LanguageModel:
@@ -101,11 +98,6 @@ def rewrite(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     change(values)
     (folder / "network.json").write_text(json.dumps(values))
     resealed(folder)
-
-
-def as_a_head(said: dict[str, Any]) -> None:
-    """An encoder's configuration, and nothing of the head."""
-    said.update(kind="Classifier", config={"attention": ["linear"], "vocab_size": 29})
 
 
 def resealed(folder: Path) -> None:
@@ -288,19 +280,12 @@ def test_a_file_that_leads_outside_is_refused(folder: Path) -> None:
         (lambda said: said.update(format=2), "has format 2; this version of regard reads 1"),
         (lambda said: said.update(kind="Mamba"), "has no kind of LanguageModel, Encoder, .*, got 'Mamba'"),
         (lambda said: said.update(kind="Classifier"), r"config\.\w+: unknown key"),
-        (lambda said: said["config"].pop("attention"), r"config\.attention is missing"),
         (lambda said: said["config"].update(layers="2", norm="none"), r"(?s)config\.layers: .*config\.norm: "),
         (lambda said: said["config"].update(attention=["softmax"]), r"(?s)log_gain \(\d+,\) has no use here"),
         (lambda said: said["config"].update(attention=["linear"] * 3), "attention must be a tuple of one"),
         (lambda said: said["config"].update(attention=["locl"]), "unknown mechanism 'locl'"),
-        (lambda said: said["config"].update(layers=99, attention=["linear"]), LARGER),
-        (lambda said: said["config"].update(dim=1 << 24), LARGER),
-        (as_a_head, r"(?s)outputs must be at least 1, got 0.*activation must be one of gelu, .*, got None"),
-        (lambda said: said.update(dtype="int8"), "dtype must be float32, .*, got 'int8'"),
-        (lambda said: said.update(stop_tokens="x"), "'x' is no token id"),
-        (lambda said: said.update(chat_template={"source": 3}), "chat_template must have a source and tokens"),
-        (lambda said: said.update(classes=[1]), r"classes must be names, got \[1\]"),
-        (lambda said: said.pop("tokenizer"), "it has no 'tokenizer'"),
+        (lambda said: said["config"].update(layers=99, attention=["linear"]), r"(?s)blocks\.98.* is missing"),
+        (lambda said: said["config"].update(dim=24), r"(?s)has shape \(.*and the configuration says"),
         (lambda said: said.pop("config"), "has no kind of"),
     ],
 )
@@ -308,10 +293,10 @@ def test_a_description_that_is_none_is_refused(
     change: Callable[[dict[str, Any]], object], message: str, folder: Path
 ) -> None:
     rewrite(folder, change)
-    with little_memory(), pytest.raises(RegardError, match=message) as caught:
+    with pytest.raises(RegardError, match=message) as caught:
         pretrained.load(folder)
     assert isinstance(caught.value, CheckpointError)
-    assert str(folder) in str(caught.value) or "token id" in message
+    assert str(folder) in str(caught.value)
 
 
 def test_weights_of_another_network_are_refused(folder: Path) -> None:

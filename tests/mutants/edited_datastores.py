@@ -156,14 +156,6 @@ LOOKED_UP = (
         CONTRACT,
         "test_files_of_somebody_else_stay",
     ),
-    Edit(
-        "an addition to what somebody wrote meanwhile",
-        f"{DATASTORE}:Datastore.adding",
-        "as_opened and current.manifest != self.manifest",
-        "False",
-        CONTRACT,
-        "test_what_another_process_wrote_is_not_added_to",
-    ),
 )
 
 MIXED_IN = (

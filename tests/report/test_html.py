@@ -283,13 +283,6 @@ def test_the_report_is_written_again(compared, tmp_path, capsys):
     assert capsys.readouterr().out.endswith(f"{copy / 'report.html'}\n")
 
 
-def without(name):
-    def edit(results):
-        del results["entries"][0][name]
-
-    return lambda changed: changed(edit)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -300,9 +293,6 @@ def without(name):
         (b'{"format": 3}', "it has no checksum"),
         (b'{"format": 3, "sha256": 0}', "its checksum differs from its content; give the regard compare command"),
         (lambda changed: {"format": 0}, "holds no results of a comparison that this version of regard reads"),
-        (lambda changed: {"format": 3}, "is not whole"),
-        (without("cost"), "is not whole: KeyError: 'cost'"),
-        (without("pictures"), "is not whole"),
     ],
 )
 def test_what_is_no_result(tmp_path, capsys, changed, content, message):

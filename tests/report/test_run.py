@@ -54,7 +54,6 @@ def test_exits_are_measured_at_every_threshold_of_their_calibration(measured, mo
 
     (tmp_path / "early" / "exits").mkdir(parents=True)
     monkeypatch.setattr(module.exits, "install", install)
-    monkeypatch.setattr(module.exits, "require_whole", lambda *_: None)
     found, runs = measured({"early": {"depth": "early_exit", "layers": 3}, "plain": {}})
     early, plain = found["runs"]
     model = runs["early"].model

@@ -2,8 +2,6 @@
 
 import errno
 import fcntl
-import json
-import math
 import os
 import resource
 import shutil
@@ -11,11 +9,9 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from regard import checksums
 from regard.errors import CheckpointError, ConfigError, InputError, NumericsError, ResourceError, ShapeError
 from regard.retrieval import Datastore, Index, writer
 from regard.retrieval.manifest import Manifest
@@ -290,22 +286,6 @@ def test_damage_is_found_by_name(store, file, damage):
     assert not any(name in str(caught.value) for name in others)
 
 
-def test_a_manifest_of_a_stranger_is_not_believed(store):
-    """It has a checksum of its own, and sizes that do not fit."""
-    path = store.folder / "manifest.json"
-    for name, value in (("dim", 10**9), ("format", 7), ("blocks", 3), ("documents", [["a", "b", -1]])):
-        said = checksums.opened((contents(store.folder))["manifest.json"])
-        before = path.read_bytes()
-        path.write_text(json.dumps(checksums.sealed({**said, name: value})))
-        with pytest.raises(CheckpointError, match="describes no datastore"):
-            Datastore.open(store.folder)
-        path.write_bytes(before)
-    said["blocks"][0][0] = "../../outside"
-    path.write_text(json.dumps(checksums.sealed(said)))
-    with pytest.raises(CheckpointError, match="describes no datastore"):
-        Datastore.open(store.folder)
-
-
 def test_a_full_disk_loses_nothing(store, documents, monkeypatch):
     more, written = entries(40, 9), 0
 
@@ -504,88 +484,6 @@ def test_no_room_for_a_map_is_no_damage(store, monkeypatch):
         store.pieces()
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(
-            (name, value)
-            for name in ("dim", "vocab_size", "following", "adding")
-            for value in (math.inf, -1, "1", True)
-        ),
-        ("dim", 0),
-        ("dim", 6.0),
-        ("vocab_size", -1),
-        ("vocab_size", 1 << 40),
-        ("following", 0),
-        ("adding", 9),
-        ("origin", None),
-        ("origin", {"model": [1]}),
-        ("documents", None),
-        ("documents", [["a", "b", math.inf]]),
-        ("documents", [["a", None, 50]]),
-    ],
-)
-def test_a_manifest_that_was_written_by_hand_is_refused(store, name, value):
-    path = store.folder / "manifest.json"
-    document = checksums.opened(path.read_bytes())
-    path.write_text(json.dumps(checksums.sealed({**document, name: value})))
-    with pytest.raises(CheckpointError, match="describes no datastore of this version"):
-        Datastore.open(store.folder, unfinished=True)
-
-
-@pytest.mark.parametrize(("kind", "value", "said"), [
-    ("values", VOCAB, "outside the vocabulary"),
-    ("values", -1, "outside the vocabulary"),
-    ("keys", math.nan, "not finite"),
-    ("keys", math.inf, "not finite"),
-])  # fmt: skip
-def test_blocks_that_cannot_be_are_refused(store, kind, value, said):
-    """Their checksums are right."""
-    path = store.folder / "manifest.json"
-    document = checksums.opened(path.read_bytes())
-    block = document["blocks"][1]
-    file = store.folder / f"{block[0]}.{kind}"
-    data = np.fromfile(file, "<f2" if kind == "keys" else "<i4")
-    data[3] = value
-    file.write_bytes(data.tobytes())
-    block[2 if kind == "keys" else 3] = list(checksums.Entry.of(data.tobytes()))
-    path.write_text(json.dumps(checksums.sealed(document)))
-    with pytest.raises(CheckpointError, match=f"{block[0]}.{kind} has .* {said}"):
-        Datastore.open(store.folder)
-
-
-def test_the_next_block_has_a_number_of_its_own(store):
-    path = store.folder / "manifest.json"
-    document = checksums.opened(path.read_bytes())
-    assert document["following"] == 5
-    path.write_text(json.dumps(checksums.sealed({**document, "following": 4})))
-    with pytest.raises(CheckpointError, match="no block before number 4 is called '00000004'"):
-        Datastore.open(store.folder)
-
-
-def test_a_block_is_named_once(store):
-    path = store.folder / "manifest.json"
-    document = checksums.opened(path.read_bytes())
-    document["blocks"][1] = document["blocks"][0]
-    path.write_text(json.dumps(checksums.sealed(document)))
-    with pytest.raises(CheckpointError, match="names a block twice"):
-        Datastore.open(store.folder)
-
-
-def test_who_opens_while_another_deletes_sees_it_before_or_after(store, documents, monkeypatch):
-    """The manifest is read, then the document goes, then the files are looked at."""
-    verify = Datastore.verify
-
-    def late(found: Datastore, **options: bool) -> None:
-        monkeypatch.undo()
-        store.delete("two")
-        verify(found, **options)
-
-    monkeypatch.setattr(Datastore, "verify", late)
-    found = Datastore.open(store.folder)
-    assert same(found, {name: document for name, document in documents.items() if name != "two"})
-
-
 def test_a_folder_that_cannot_be_written_is_named(store, monkeypatch):
     """With a block of a killed process in it, which would be removed."""
     (store.folder / "00000099.keys").write_bytes(b"")
@@ -626,31 +524,6 @@ def test_what_a_kill_left_of_a_first_block_is_in_nobodys_way(tmp_path):
         Datastore.create(folder, DIM, vocab_size=VOCAB)
 
 
-def test_an_addition_to_what_it_was_when_opened_refuses_what_another_process_made_of_it(store, documents):
-    opened = Datastore.open(store.folder)
-    with store.adding() as adding:
-        adding.begin("more", entries=0)
-    with pytest.raises(ResourceError, match="by another process meanwhile"), opened.adding(as_opened=True):
-        pass
-    assert [one.name for one in Datastore.open(store.folder).manifest.documents] == [*documents, "more"]
-
-
-def test_two_merges_at_once_do_not_both_add(store, tmp_path, monkeypatch):
-    """One ends between what the other one reads and when it begins to write."""
-    into = tmp_path / "both"
-    adding = Datastore.adding
-
-    def late(self: Datastore, **options: bool) -> object:
-        monkeypatch.setattr(Datastore, "adding", adding)
-        Datastore.merge(into, [store, store])
-        return adding(self, **options)
-
-    monkeypatch.setattr(Datastore, "adding", late)
-    with pytest.raises(ResourceError, match="by another process meanwhile"):
-        Datastore.merge(into, [store, store])
-    assert len(Datastore.open(into)) == 2 * len(store)
-
-
 def test_what_was_built_in_other_windows_is_told_apart_from_another_model(store, documents, tmp_path):
     def built(name: str, **origin: str) -> Datastore:
         return Datastore.create(tmp_path / name, DIM, vocab_size=VOCAB, origin={"model": "a", **origin})
@@ -662,12 +535,3 @@ def test_what_was_built_in_other_windows_is_told_apart_from_another_model(store,
         Datastore.merge(tmp_path / "merged", [short, built("other", length="32", tokenizer="b")])
     with pytest.raises(CheckpointError, match="was built in windows of 16 tokens, not 32: give --length 16"):
         short.require_origin({"model": "a", "length": "32"}, DIM)
-
-
-def test_a_manifest_that_is_sealed_and_lacks_a_part_is_named(store):
-    path = store.folder / "manifest.json"
-    document = checksums.opened(path.read_bytes())
-    document["blocks"][0][2] = []
-    path.write_text(json.dumps(checksums.sealed(document)))
-    with pytest.raises(CheckpointError, match=r"manifest.json describes no datastore .*IndexError"):
-        Datastore.open(store.folder)

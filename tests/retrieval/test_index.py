@@ -1,12 +1,10 @@
 """FAISS indices against exact search."""
 
 import importlib
-import json
 
 import pytest
 import torch
 
-from regard import checksums
 from regard.errors import CheckpointError, ConfigError, LimitError, UnsupportedError
 from regard.retrieval import Datastore, Index
 from tests.retrieval.conftest import DIM, VOCAB, entries, filled
@@ -81,37 +79,6 @@ def test_an_index_goes_with_what_is_deleted(faiss, many, kind):
     assert (left.folder / "mine.json").exists()
     with pytest.raises(ConfigError, match=f"has no index {kind}"):
         Index.load(left, kind)
-
-
-@pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
-def test_an_index_of_another_kind_is_refused(faiss, many, kind):
-    """Its files under another name."""
-    kinds = [one for one in ("flat", "ivf", "hnsw") if one != kind]
-    path = Index(many, kind).save()
-    for other in kinds:
-        for suffix in (".faiss", ".json"):
-            (many.folder / f"{other}{suffix}").write_bytes(path.with_suffix(suffix).read_bytes())
-        with pytest.raises(CheckpointError, match="does not fit the datastore"):
-            Index.load(many, other)  # type: ignore[arg-type]
-    path.write_bytes(b"IxF2")
-    said = path.with_suffix(".json")
-    document = {**checksums.opened(said.read_bytes()), "sha256 of the index": checksums.Entry.of(b"IxF2").sha256}
-    said.write_text(json.dumps(checksums.sealed(document)))
-    with pytest.raises(CheckpointError, match="is no index of FAISS"):
-        Index.load(many, kind)
-
-
-@pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
-def test_an_index_of_other_entries_is_refused(faiss, many, tmp_path, kind):
-    """Of another number of entries, in what is sealed as if it were of these."""
-    other = filled(tmp_path / "other", {"a": entries(900, 1)})
-    path, said = Index(many, kind).save(), many.folder / f"{kind}.json"
-    path.write_bytes(Index(other, kind).save().read_bytes())
-    document = checksums.opened(said.read_bytes())
-    document["sha256 of the index"] = checksums.Entry.at(path).sha256
-    said.write_text(json.dumps(checksums.sealed(document)))
-    with pytest.raises(CheckpointError, match="does not fit the datastore"):
-        Index.load(many, kind)
 
 
 def test_faiss_takes_the_threads_of_torch(faiss, many):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from regard.cli.main import main
 from regard.errors import CheckpointError, ConfigError, ResourceError, UnsafeFileError
 from regard.training import TrainingConfig, load, new_run, resume, train
 from regard.training.interruption import locked
@@ -97,6 +98,10 @@ def test_checkpoints_may_lie_on_another_disk(small, tmp_path):
     (run / "checkpoints").symlink_to(disk)
     assert resume(run, steps=14).evaluation["step"] == 14
     assert (disk / "step-00000014").is_dir()
+    weights = tmp_path / "weights.safetensors"
+    for words in (["list", str(run)], ["verify", str(run)], ["export", str(run), "--out", str(weights)]):
+        assert main(["checkpoint", *words]) == 0
+    assert weights.read_bytes() == (disk / "step-00000014" / "model.safetensors").read_bytes()
     before = everything(run)
     disk.rename(tmp_path / "unmounted")
     for act in (load, resume):

@@ -17,7 +17,7 @@ from regard.benchmark.measures import TASKS, Measure, check_settings, chosen, ta
 from regard.benchmark.quality import STEP_TURNS_SECONDS, step_timings
 from regard.benchmark.results import Expected, Speeds, assemble
 from regard.checksums import sealed
-from regard.errors import CheckpointError, ConfigError, DataError
+from regard.errors import ConfigError, DataError
 from regard.tasks import Task, build_task
 from regard.tasks.token_store import is_store
 from regard.training import network
@@ -151,17 +151,9 @@ def _plan(config: CompareConfig, out: Path, task: str, budget: Budget, tell: Tel
         with suppress(OSError):  # which was there before, or holds what is not ours
             out.rmdir()
         raise
-    try:
-        expected = Expected(**found)
-        measures = taken(task, expected.steps)
-        count = {measure.name: expected.steps[measure.name] for measure in measures}
-        if not measures or not all(isinstance(number, int) for number in count.values()):
-            raise TypeError(f"its steps are {expected.steps}")
-        expected = replace(expected, steps=count)
-    except (TypeError, KeyError) as error:
-        raise CheckpointError(
-            f"{out / 'jobs' / 'plan.json'} is damaged: {error}; remove it, and only that job is repeated"
-        ) from error
+    expected = Expected(**found)
+    measures = taken(task, expected.steps)
+    expected = replace(expected, steps={measure.name: expected.steps[measure.name] for measure in measures})
     first, *others = (f"{expected.steps[measure.name]} {{}}on {measure.subject}" for measure in measures)
     tell(
         f"expected: {expected.minutes:.1f} minutes, {expected.peak_bytes / 2**30:.1f} GiB of memory; "

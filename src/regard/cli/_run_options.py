@@ -147,7 +147,7 @@ def _shaped(first: argparse.Namespace, words: Sequence[str]) -> tuple[str, ...]:
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
     said = [flag.removeprefix("--").replace("-", "_") for flag in flags]
     if first.config is not None:
-        with suppress(OSError, ValueError, RecursionError):
+        with suppress(OSError, ValueError):
             tables = tomllib.loads(text(Path(first.config)))
             said += [f"{section}.{name}" for section in ("model", "task") for name in tables.get(section, ())]
     theirs = [name for name in said if name.startswith("model.") and name.removeprefix("model.") not in STARTED]
@@ -168,7 +168,7 @@ def _layers(first: argparse.Namespace, words: Sequence[str]) -> int | None:
     """
     said: dict[str, list[str]] = {}
     if first.config is not None:
-        with suppress(OSError, ValueError, RecursionError):
+        with suppress(OSError, ValueError):
             model = tomllib.loads(text(Path(first.config))).get("model", {})
             said |= {name: model[name] for name in _PER_LAYER if isinstance(model.get(name), list)}
     name = ""
@@ -242,7 +242,7 @@ def _preset(name: str, words: Sequence[str], file: str | None) -> AnyModelConfig
     arguments = inspect.signature(presets.function(spec.name)).parameters
     values: dict[str, object] = {}
     if file is not None:
-        with suppress(OSError, ValueError, RecursionError):
+        with suppress(OSError, ValueError):
             values |= tomllib.loads(text(Path(file))).get("model", {})
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for argument in arguments:

@@ -43,6 +43,7 @@ def run(options: Options) -> int:
 
 def _export(options: Options) -> int:
     from regard.training import begun, checkpoint
+    from regard.training.identity import require_own
 
     if options.out is None:
         raise ConfigError("export needs --out FILE.safetensors")
@@ -50,7 +51,7 @@ def _export(options: Options) -> int:
     newest, _ = checkpoint.newest(Path(options.run) / "checkpoints")
     if newest is None:
         raise CheckpointError(f"{options.run} has no checkpoint yet; continue it with regard train --resume")
-    begun.identity(Path(options.run)).require(newest, Path(options.run))
+    require_own(newest, Path(options.run), begun.id_of(Path(options.run)))
     checkpoint.export(newest, Path(options.out))
     if options.json:
         emit({"checkpoint": str(newest.path), "out": options.out})
@@ -63,26 +64,27 @@ def _size(path: Path) -> int:
     """Bytes of the files that a checkpoint names; of one whose manifest is damaged those of whatever is there."""
     try:
         return sum(entry.size for entry in entries(json.loads(content(path / MANIFEST))).values())
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return sum(file.stat().st_size for file in path.glob("*"))
 
 
 def _shown(options: Options) -> int:
     from regard.training import begun, checkpoint
-    from regard.training.identity import Identity
+    from regard.training.identity import require_own
 
     rows: list[tuple[str, int, str]] = []
     damaged = False
-    identity = Identity("", agreed=True)
+    run_id: str | None = None
     if options.action == "verify":
         with suppress(CheckpointError):  # a damaged manifest is told below, and says of no checkpoint whose it is
-            identity = begun.identity(Path(options.run))
+            run_id = begun.id_of(Path(options.run))
     for path in checkpoint.paths(Path(options.run) / "checkpoints"):
         state = "not verified"
         if options.action == "verify":
             try:
                 saved = checkpoint.load(path)
-                identity.require(saved, Path(options.run))
+                if run_id is not None:
+                    require_own(saved, Path(options.run), run_id)
                 state = "sound"
             except CheckpointError as error:
                 state = f"damaged: {error}"

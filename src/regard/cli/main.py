@@ -89,12 +89,10 @@ def _answered(words: list[str]) -> int:
         return 6
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
-    except BaseException as error:
+    except Exception as error:
         if out_of_memory(error):
             _say(f"{name}: out of memory; use a smaller model, batch or length")
             return 6
-        if not isinstance(error, Exception):
-            raise
         fault = consent.fault(error)
         if fault is None:
             return _bug()

@@ -76,8 +76,6 @@ def run(options: Options) -> int:
 
 
 def _comparison(options: Options) -> int:
-    import jinja2
-
     from regard.report import html
     from regard.training.files import write_text
 
@@ -95,11 +93,7 @@ def _comparison(options: Options) -> int:
         raise DataError(f"{path} holds no results of a comparison: {error}; {_AGAIN}") from error
     if results.get("format") != FORMAT:
         raise DataError(f"{path} holds no results of a comparison that this version of regard reads; {_AGAIN}")
-    try:
-        page = html.render(results, options.language)
-    except (KeyError, TypeError, IndexError, jinja2.UndefinedError) as error:
-        raise DataError(f"{path} is not whole: {type(error).__name__}: {error}; {_AGAIN}") from error
-    write_text(Path(target), page)
+    write_text(Path(target), html.render(results, options.language))
     console().print(target, markup=False)
     return 0
 

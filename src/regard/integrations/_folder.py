@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.errors import CheckpointError, UnsafeFileError
 from regard.integrations.architectures import Architecture, Config, Form
 from regard.integrations.weights import Stored, listed
-from regard.reading import plain, reading
+from regard.reading import plain
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 TOKENIZER_SETTINGS, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
@@ -61,8 +61,7 @@ def read_text(folder: Path, name: str) -> str:
     """
     (path,) = inside(folder, [name])
     try:
-        with reading(path):
-            return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
 
@@ -75,7 +74,7 @@ def read_json(folder: Path, name: str, kind: type = dict) -> Any:
     """
     try:
         values = json.loads(read_text(folder, name))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise CheckpointError(f"cannot read {folder / name}: {error}") from error
     if not isinstance(values, kind):
         raise CheckpointError(f"{folder / name} holds {type(values).__name__}, not a {kind.__name__} of settings")
@@ -153,7 +152,7 @@ def tensors_of(path: Path) -> dict[str, Stored]:
         CheckpointError: it is truncated or damaged.
     """
     try:
-        with plain(path), plain(path):  # safetensors opens it twice, and calls it missing where it cannot
+        with plain(path):
             pass
         file = safetensors.safe_open(path, framework="pt")
         found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118

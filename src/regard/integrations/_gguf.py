@@ -18,7 +18,7 @@ from torch import Tensor
 
 from regard.errors import CheckpointError, UnsupportedError
 from regard.integrations.weights import Stored, listed
-from regard.reading import plain, reading
+from regard.reading import plain
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -116,7 +116,7 @@ def read_gguf(path: Path) -> Gguf:
     Source: the GGUF specification of ggml, versions 2 and 3.
     """
     try:
-        with reading(path), plain(path) as file:
+        with plain(path) as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
         raise CheckpointError(f"cannot read {path}: {error}") from error

@@ -16,7 +16,6 @@ from regard.integrations._tokenizer import gguf_ends, tokenizer_from_gguf, token
 from regard.integrations.architectures import Architecture, Config, Form
 from regard.integrations.weights import Settings, fill, listed, noted, undrawn
 from regard.models import Classifier
-from regard.training.bounded import no_larger
 
 
 def from_gguf(path: Path, ignore: Sequence[str]) -> PublishedModel:
@@ -132,9 +131,8 @@ def _configured(architecture: Architecture, settings: Settings) -> Config:
 
 
 def _built(form: Form, config: Config, settings: Settings) -> nn.Module:
-    """The network, without weights; larger than the file it is not even begun."""
-    larger = f"{settings.where} describes a larger model than its tensors are"
-    with of_file(settings.where), undrawn(), no_larger(settings.held(), larger):
+    """The network, without weights."""
+    with of_file(settings.where), undrawn():
         return form.build(config, settings)
 
 

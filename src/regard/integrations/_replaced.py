@@ -1,8 +1,6 @@
 """What `save_pretrained` wrote of a Hugging Face model whose attention was replaced."""
 
-import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from regard.integrations import _folder
 from regard.integrations._replacement import Request
 from regard.integrations.architectures import Architecture
 from regard.integrations.weights import Stored
-from regard.training.bounded import no_larger
 
 
 def settings(folder: Path) -> dict[str, Request]:
@@ -50,18 +47,6 @@ def plain(kind: Any, folder: Path) -> Any:
     if missing:
         raise CheckpointError(f"{folder} has no {missing[0]}" + (f" and {len(missing) - 1} more" * (len(missing) > 1)))
     return model
-
-
-@contextmanager
-def within(stored: Mapping[str, Stored], folder: Path) -> Iterator[None]:
-    """Refuse to build mechanisms, inside, that are far larger than the folder's tensors.
-
-    Raises:
-        CheckpointError: they are.
-    """
-    held = sum(math.prod(one.shape) for one in stored.values())
-    with no_larger(held, f"{folder / _folder.CONFIG}: {_folder.REPLACED} describes larger mechanisms than are stored"):
-        yield
 
 
 @torch.no_grad()

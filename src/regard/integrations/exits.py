@@ -1,11 +1,10 @@
 """Exits with a calibrated threshold, kept in a folder beside a run or published weights."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import safetensors.torch
 import torch
@@ -119,46 +118,7 @@ def stored(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise CheckpointError(f"{folder}: {error}") from None
     if found.get("format") != FORMAT:
         raise CheckpointError(f"{folder} is of another version of regard; remove it and calibrate again")
-    calibrated = found.get("calibrated")
-    threshold: Any = calibrated.get("threshold", "") if isinstance(calibrated, dict) else ""
-    sound = threshold is None or (type(threshold) in (int, float) and 0 <= threshold <= 1)
-    if not sound or not isinstance(found.get("model"), str) or found.get("heads") not in get_args(HeadsKind):
-        raise CheckpointError(f"{folder}: {DOCUMENT} is no calibration; remove the folder and calibrate again")
     return found, weights
-
-
-def require_whole(folder: Path, calibration: Mapping[str, Any]) -> None:
-    """Refuse a calibration without what is shown of one: what it promises, its curve, the passages that were read.
-
-    Raises:
-        CheckpointError: something is missing, or no text or number where there should be one.
-    """
-    try:
-        found, curve = calibration["calibrated"], calibration["curve"]
-        numbers = [found["risk"], calibration["layers"], *found["thresholds"], *found["certified"]]
-        numbers += [one[name] for one in curve for name in ("threshold", "loss", "p_value", "layers", "right")]
-        numbers += [count for one in curve for count in one["exits"]]
-        numbers += [taken for row in calibration["sample"] for _, taken in row]
-        texts = [calibration["guarantee"], calibration["loss"]]
-        texts += [text for row in calibration["sample"] for text, _ in row]
-        whole = all(isinstance(text, str) for text in texts)
-        whole = whole and all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
-    except (KeyError, TypeError, ValueError, OverflowError):
-        whole = False
-    if not whole:
-        raise CheckpointError(f"{folder}: {DOCUMENT} is not whole; remove the folder and calibrate again")
-
-
-def load_heads(depth: LightExit, weights: Mapping[str, Tensor]) -> None:
-    """Give light heads their weights.
-
-    Raises:
-        RuntimeError: other names or shapes. ValueError: other dtypes, or numbers that are not finite.
-    """
-    kinds = {name: x.dtype for name, x in depth.state_dict().items()}
-    if any(x.dtype != kinds.get(name, x.dtype) or not x.isfinite().all() for name, x in weights.items()):
-        raise ValueError("they have other dtypes, or numbers that are not finite")
-    depth.load_state_dict(weights)
 
 
 def install(model: LanguageModel, folder: Path) -> dict[str, Any]:
@@ -186,8 +146,8 @@ def install(model: LanguageModel, folder: Path) -> dict[str, Any]:
     if found["heads"] == "light":
         depth = LightExit(model.config).to(model.table.weight)
         try:
-            load_heads(depth, weights)
-        except (RuntimeError, ValueError) as error:
+            depth.load_state_dict(weights)
+        except RuntimeError as error:
             raise CheckpointError(f"{folder}: {WEIGHTS} are no heads of this model: {error}") from None
         put(model, depth)
     elif found["heads"] == "own":

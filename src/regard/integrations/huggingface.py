@@ -154,8 +154,7 @@ def load_replaced(kind: Any, folder: str | Path, *, trust: bool = False) -> Any:
     for part in parts.values():
         setattr(part, LEFT, True)
     for name, built in saved.items():
-        with _replaced.within(stored, folder):
-            place = _place(parts[name], name, built, architecture.modules)
+        place = _place(parts[name], name, built, architecture.modules)
         setattr(parts[name], NAME, place.eval())
     _note(model)
     _replaced.fill(model, stored, folder, f".{NAME}.", architecture)

@@ -177,17 +177,8 @@ class BlockConfig:
         return -(-8 * self.dim // 24) * 8 if self.mlp in GATED else 4 * self.dim
 
 
-_MOST_LAYERS = 1 << 16
-
-
 def per_layer(specs: tuple[str, ...], layers: int) -> tuple[str, ...]:
-    """One specification for every layer.
-
-    Raises:
-        ConfigError: more layers than any network has; a list of them would fill the memory.
-    """
-    if layers > _MOST_LAYERS:
-        raise ConfigError(f"layers must be at most {_MOST_LAYERS}, got {layers}")
+    """One specification for every layer."""
     return tuple(specs) * (layers if len(specs) == 1 else 1)
 
 

@@ -108,8 +108,6 @@ def _run(
     """One run; its model keeps the exits that it is used with."""
     model, folder = run.model, run.path / exits.FOLDER
     calibration = exits.install(model, folder) if folder.is_dir() and isinstance(model, LanguageModel) else None
-    if calibration is not None:
-        exits.require_whole(folder, calibration)
     depth, most = body(model).depth, most_steps(model)
     asks: bool = getattr(depth, "asks", False)
     if threshold is not None:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from regard.checksums import MANIFEST, Entry, opened, sealed, whole
+from regard.checksums import MANIFEST, Entry, opened, sealed
 from regard.errors import CheckpointError, ConfigError, ResourceError
 from regard.reading import content
 from regard.training.files import save_file, writing
@@ -23,8 +23,6 @@ of which the nearest are searched (Sivic & Zisserman 2003; Jégou et al. 2011); 
 Yashunin 2018)"""
 KEY_BYTES, VALUE_BYTES = 2, 4
 """of one number of a key, float16, and of one value, int32"""
-_MOST = (1 << 31) - 1
-"""of the width of a key, and of tokens: a value is int32"""
 _OF_BLOCK = re.compile(r"[0-9]{8,}\.(keys|values)", re.ASCII)
 
 
@@ -150,37 +148,15 @@ class Manifest:
     def _of(cls, document: Mapping) -> "Manifest":
         if document["format"] != FORMAT:
             raise ValueError(f"format {document['format']!r}, and this version reads {FORMAT}")
-        documents = tuple(
-            Stored(_text(name), _text(digest), whole(count)) for name, digest, count in document["documents"]
+        return cls(
+            document["dim"],
+            document["vocab_size"],
+            document["origin"],
+            tuple(Stored(*one) for one in document["documents"]),
+            tuple(Block(name, count, Entry(*keys), Entry(*values)) for name, count, keys, values in document["blocks"]),
+            document["following"],
+            document["adding"],
         )
-        blocks = tuple(
-            Block(_text(name), whole(count, 1), *(Entry(_text(one[0]), whole(one[1])) for one in (keys, values)))
-            for name, count, keys, values in document["blocks"]
-        )
-        adding = document["adding"]
-        found = cls(
-            whole(document["dim"], 1, _MOST),
-            whole(document["vocab_size"], 1, _MOST),
-            {_text(name): _text(value) for name, value in document["origin"].items()},
-            documents,
-            blocks,
-            whole(document["following"]),
-            None if adding is None else whole(adding, 0, len(documents)),
-        )
-        found._require_sound()
-        return found
-
-    def _require_sound(self) -> None:
-        if sum(one.entries for one in self.documents) != self.entries:
-            raise ValueError("its documents have other entries than its blocks")
-        if len({block.name for block in self.blocks}) < len(self.blocks):
-            raise ValueError("it names a block twice")
-        for block in self.blocks:
-            sizes = (block.entries * self.dim * KEY_BYTES, block.entries * VALUE_BYTES)
-            if (block.keys.size, block.values.size) != sizes:
-                raise ValueError(f"block {block.name!r} does not fit {block.entries} entries")
-            if not re.fullmatch("[0-9]{8,}", block.name, re.ASCII) or int(block.name) >= self.following:
-                raise ValueError(f"no block before number {self.following} is called {block.name!r}")
 
 
 def readable(folder: Path, *, unfinished: bool) -> Manifest:
@@ -260,9 +236,3 @@ def require_datastore(folder: Path) -> None:
 def of_block(path: Path) -> bool:
     """Whether a file is called as those of blocks are."""
     return bool(_OF_BLOCK.fullmatch(path.name)) and path.is_file()
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")
-    return value

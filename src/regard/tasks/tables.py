@@ -77,7 +77,7 @@ def _json_lines(path: Path, columns: Mapping[str, str], span: tuple[int, int] | 
         empty, where = False, f"{path}, line {number}{behind}"
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             why = f"{error.msg} at character {error.colno}" if isinstance(error, json.JSONDecodeError) else error
             raise DataError(f"{where}: no JSON: {why}") from error
         if not isinstance(row, dict):

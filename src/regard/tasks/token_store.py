@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from regard.checksums import Entry, opened, sealed, whole
+from regard.checksums import Entry, opened, sealed
 from regard.errors import ConfigError, DataError, listed
-from regard.reading import content, plain, reading
+from regard.reading import content, plain
 from regard.tasks.base import SPLITS, Split
 from regard.tasks.reader import Reader
 from regard.tasks.tokenizer import Tokenizer, tokenizer_from_json
@@ -30,8 +30,6 @@ RECORD = "json"
 BOUNDS = np.dtype("<i8")
 """of a document: its first token in the shard, and the one behind its last"""
 SUM = np.dtype("<u4")
-_LOOKED_AT = 1 << 16
-"""documents at a time"""
 _MAPPED = 192
 """files that are mapped at a time; each holds a descriptor"""
 
@@ -64,27 +62,15 @@ class Shard(NamedTuple):
         return {"name": self.name, "files": dict(self.files), "amounts": dict(self.amounts)}
 
     @classmethod
-    def of(cls, written: Mapping[str, Any], itemsize: int) -> "Shard":
+    def of(cls, written: Mapping[str, Any]) -> "Shard":
         """As a manifest says.
 
         Raises:
             ValueError, KeyError, TypeError: it says something that cannot be.
         """
-        name = written["name"]
-        if not isinstance(name, str) or not (name.isascii() and name.isdigit()):
-            raise ValueError(f"no shard is called {name!r}")
-        entries = {kind: Entry(str(written["files"][kind][0]), whole(written["files"][kind][1])) for kind in KINDS}
-        amounts: dict[Split, Amount] = {
-            split: Amount(*(whole(each) for each in written["amounts"][split])) for split in SPLITS
-        }
-        size = entries[IDS].size
-        wanted = {IDS: sum(each.tokens for each in amounts.values()) * itemsize}
-        wanted[SUMS] = -(-size // BLOCK_BYTES) * SUM.itemsize
-        wanted |= {split: 2 * amounts[split].documents * BOUNDS.itemsize for split in SPLITS}
-        for kind, expected in wanted.items():
-            if entries[kind].size != expected:
-                raise ValueError(f"{name}.{kind} of {entries[kind].size} bytes does not fit what is in it")
-        return cls(name, entries, amounts)
+        entries = {kind: Entry(*written["files"][kind]) for kind in KINDS}
+        amounts: dict[Split, Amount] = {split: Amount(*written["amounts"][split]) for split in SPLITS}
+        return cls(written["name"], entries, amounts)
 
 
 @dataclass(frozen=True)
@@ -130,11 +116,9 @@ class Facts:
         """
         if (document["kind"], document["format"]) != ("tokens", FORMAT):
             raise ValueError(f"format {document['format']!r}, and this version reads {FORMAT}")
-        vocab_size, measured = whole(document["vocab_size"], 1, 1 << 32), document["measured"] is True
-        itemsize = token_kind(vocab_size, measured=measured).itemsize
-        shards = tuple(Shard.of(each, itemsize) for each in document["shards"])
-        sha256, size = document["tokenizer"]
-        return cls(Entry(str(sha256), whole(size)), vocab_size, measured, float(document["holdout"]), shards)
+        shards = tuple(Shard.of(each) for each in document["shards"])
+        made = Entry(*document["tokenizer"])
+        return cls(made, document["vocab_size"], document["measured"], document["holdout"], shards)
 
 
 def token_kind(vocab_size: int, *, measured: bool) -> np.dtype:
@@ -202,14 +186,9 @@ class TokenStore:
         """Read everything, and compare it with the checksums.
 
         Raises:
-            DataError: some files are damaged, missing or of no shard; all are named.
+            DataError: some files are damaged or missing; all are named.
         """
         problems = _problems(self.folder, self.facts, contents=True)
-        kinds, others = (KINDS, {STORE, TOKENIZER})
-        if (self.folder / BUILD).exists():  # its build was killed while it tidied up
-            kinds, others = (*KINDS, RECORD), {STORE, TOKENIZER, BUILD}
-        named = {f"{shard.name}.{kind}" for shard in self.facts.shards for kind in kinds} | others
-        problems += [f"{path.name} is of no shard" for path in sorted(self.folder.iterdir()) if path.name not in named]
         if problems:
             raise _damaged(self.folder, problems)
 
@@ -234,7 +213,7 @@ class TokenStore:
         return self._mapped(number, split).view(BOUNDS).reshape(-1, 2)
 
     def require_bounds(self, number: int, split: Split) -> None:
-        """Compare the bounds of a shard with their checksum, and with the tokens that there are.
+        """Compare the bounds of a shard with their checksum.
 
         Raises:
             DataError: they are other ones.
@@ -245,11 +224,6 @@ class TokenStore:
             shard.files[split].require(Entry.at(self.folder / name), name)
         except (OSError, ValueError) as error:
             raise _damaged(self.folder, [str(error)]) from error
-        found, tokens = self.bounds(number, split), shard.files[IDS].size // self.facts.kind.itemsize
-        for first in range(0, len(found), _LOOKED_AT):
-            some = found[first : first + _LOOKED_AT]
-            if some.min() < 0 or some.max() > tokens or (some[:, 0] >= some[:, 1]).any():
-                raise _damaged(self.folder, [f"{name} has documents outside the tokens of its shard"])
 
     def tokens(self, number: int, first: int, stop: int) -> tuple[Int64[np.ndarray, "tokens"], np.ndarray]:
         """Consecutive tokens of a shard, and how many bytes each stands for. Their blocks are checked.
@@ -277,7 +251,7 @@ class TokenStore:
         if not self.facts.shards[number].files[kind].size:
             return np.empty(0, np.uint8)
         try:
-            with reading(path), plain(path) as file:
+            with plain(path) as file:
                 return np.asarray(np.memmap(file, np.uint8, mode="r"))
         except (OSError, ValueError) as error:
             raise _damaged(self.folder, [f"cannot map {path.name}: {error}"]) from error

@@ -27,8 +27,6 @@ PUBLISHED = "published"
 """kind of the tokenizers that come with published weights (`regard.tasks.pretrained_tokenizer`)"""
 DEFAULT_VOCAB_SIZE = 4096
 """tokens of bpe, where nothing else is said"""
-_MOST_TOKENS = 1 << 20
-"""of a vocabulary: the library takes memory for all of them at once"""
 _LONGEST_WORD = 256
 """Bytes. The time to learn merges grows with the square of the longest word, and some scripts have no spaces."""
 _PIECE_CHARACTERS = 1 << 16
@@ -187,8 +185,6 @@ class BpeTokenizer(Tokenizer):
 
         if vocab_size < 256:
             raise ConfigError(f"bpe: vocab_size={vocab_size} is too small; 256 tokens are the bytes themselves")
-        if vocab_size > _MOST_TOKENS:
-            raise ConfigError(f"bpe: vocab_size={vocab_size} is too large; it must be at most {_MOST_TOKENS}")
         model = Model(models.BPE())
         words = pre_tokenizers.ByteLevel(add_prefix_space=False)
         cut = pre_tokenizers.Split(Regex(f".{{1,{_LONGEST_WORD}}}"), "isolated")
@@ -330,7 +326,7 @@ def tokenizer_from_json(text: str) -> Reader:
             raise DataError(f"a tokenizer of kind {kind!r}: regard has bytes, bpe and {PUBLISHED}")
         model = json.dumps(description["model"])
         vocab_size = int(description["vocab_size"]) if kind == PUBLISHED else 0
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise DataError(f"no description of a tokenizer: {error!r}") from error
     try:
         read = model_of(model, f"the {kind} tokenizer")

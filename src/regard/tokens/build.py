@@ -29,7 +29,6 @@ from regard.tasks.token_store import (
     Facts,
     Shard,
     TokenStore,
-    token_kind,
 )
 from regard.tasks.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer, tokenizer_from_json
 from regard.tokens.plan import Piece, Plan, digest, plan
@@ -231,11 +230,10 @@ def _shards(
 ) -> list[Shard]:
     """All shards, in order; those that are finished are not written again."""
     made_by = Entry.at(out / TOKENIZER).sha256
-    itemsize = token_kind(reader.vocab_size, measured=not isinstance(reader, Tokenizer)).itemsize
     count, found, missing = len(planned.units), {}, []
     for number, unit in enumerate(planned.units):
         name, source = f"{number:08d}", digest([made_by, *reading[1:], unit])
-        shard = finished(out, name, source, itemsize)
+        shard = finished(out, name, source)
         if shard is None:
             missing.append(Work(str(out), name, unit, reading, source))
         else:

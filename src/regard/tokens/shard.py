@@ -110,7 +110,7 @@ def write_shard(folder: Path, name: str, texts: Iterable[str], tokenizer: Reader
     return shard
 
 
-def finished(folder: Path, name: str, source: str, itemsize: int) -> Shard | None:
+def finished(folder: Path, name: str, source: str) -> Shard | None:
     """A shard that an earlier process finished; None: there is none, of another source, or it is damaged.
 
     Everything in it is compared with its SHA-256.
@@ -119,7 +119,7 @@ def finished(folder: Path, name: str, source: str, itemsize: int) -> Shard | Non
         record: dict[str, Any] = opened(content(folder / f"{name}.{RECORD}"))
         if record["source"] != source:
             return None
-        shard = Shard.of(record, itemsize)
+        shard = Shard.of(record)
         for kind in KINDS:
             shard.files[kind].require(Entry.at(folder / f"{name}.{kind}"), name)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):

@@ -22,7 +22,6 @@ from regard.tasks.tokenizer import load_tokenizer
 from regard.training import toml
 from regard.training.config import RunConfig
 from regard.training.files import write_json, writing
-from regard.training.identity import Identity
 from regard.writing import partial
 
 CONFIG = "config.toml"
@@ -44,7 +43,7 @@ def fresh(out: Path) -> Iterator[Path]:
             new.rename(out)
 
 
-def record(run: Path, identity: Identity) -> None:
+def record(run: Path, run_id: str) -> None:
     """Write the manifest of a run: which it is, and the files that it has.
 
     Raises:
@@ -53,7 +52,7 @@ def record(run: Path, identity: Identity) -> None:
     with writing(run / MANIFEST):
         contents = {name: content(run / name) for name in FILES if (run / name).exists()}
     described = manifest({name: Entry.of(data) for name, data in contents.items()})
-    written = {**described, **identity.document(), "config": contents[CONFIG].decode("utf-8")}
+    written = {**described, "run": run_id, "config": contents[CONFIG].decode("utf-8")}
     if not (run / MANIFEST).exists() or _read(run) != written:
         write_json(run / MANIFEST, sealed(written))
 
@@ -89,13 +88,13 @@ def tokenizer(run: Path, config: RunConfig) -> Reader | None:
     return load_tokenizer(path)
 
 
-def identity(run: Path) -> Identity:
+def id_of(run: Path) -> str:
     """Which run it is.
 
     Raises:
         CheckpointError: its manifest is missing or damaged.
     """
-    return Identity.of(_read(run))
+    return _read(run)["run"]
 
 
 def require(run: Path, *, edited: bool = False, trust: bool = False) -> None:
@@ -152,7 +151,6 @@ def _read(run: Path) -> dict[str, Any]:
     try:
         written = opened(content(run / MANIFEST))
         entries(written)
-        Identity.of(written)
     except OSError as error:
         raise CheckpointError(
             f"cannot read {run / MANIFEST}: {error.strerror}; restore it, or start a new run"
@@ -166,7 +164,7 @@ def _edited(run: Path, before: str, now: bytes, *, trust: bool) -> str:
     """What differs between two configurations, and what can be done about it."""
     try:
         first, last = _flat(tomllib.loads(before)), _flat(tomllib.loads(now.decode("utf-8")))
-    except (ValueError, RecursionError) as error:  # no TOML, or no UTF-8
+    except ValueError as error:  # no TOML, or no UTF-8
         return f"{run / CONFIG} is another one than when the run began, and no TOML: {error}; put it back"
     lines = [
         f"{name}: {_of(first, name)} when it began, {_of(last, name)} now"

@@ -22,8 +22,6 @@ from regard.types_of import typed, typed_fields
 _MOST_THREADS = 1024
 """more than any processor has; of far more, the operating system ends the process"""
 
-_MOST_EXAMPLES = 1 << 24
-"""of a batch: their numbers alone are lists"""
 
 _LEAST_VALUES = {
     "steps": 1,
@@ -161,13 +159,6 @@ class TrainingConfig:
         ]
         if not -(1 << 63) <= self.seed < 1 << 63:
             problems.append(f"seed must be an integer of 64 bits, got {self.seed}")
-        if self.batch_size > _MOST_EXAMPLES:
-            problems.append(f"batch_size must be at most {_MOST_EXAMPLES}, got {self.batch_size}")
-        problems += [
-            f"{name} must be an integer of 64 bits, got {getattr(self, name)}"
-            for name in _LEAST_VALUES
-            if not getattr(self, name) < 1 << 63
-        ]
         if self.threads > _MOST_THREADS:
             problems.append(f"threads must be at most {_MOST_THREADS}, got {self.threads}")
         if not all(0 <= beta < 1 for beta in self.betas):

@@ -47,7 +47,7 @@ def record(path: Path, device: torch.device, threads: int) -> None:
             document = json.loads(content(path))
             past = [{name: value for name, value in document.items() if name != "continued"}]
             past += document.get("continued", [])
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} is damaged: {error}; delete it to go on") from None
         if past[-1] == now:
             return

@@ -105,7 +105,7 @@ def listed(folder: Path) -> dict[str, Entry]:
     """What the manifest of a folder says of its files. Raises as `load_folder`."""
     try:
         return checksums.entries(json.loads(_contents(folder / MANIFEST)))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise CheckpointError(f"{folder}: {error}") from None
 
 

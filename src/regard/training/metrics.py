@@ -174,7 +174,7 @@ def _records(path: Path, lines: bytes) -> list[dict[str, object]]:
     for number, line in enumerate(lines.split(b"\n")[:-1], 1):
         try:
             records.append(opened(line))
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise _damaged(path, number, error) from None
     return records
 

@@ -91,7 +91,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return json.loads(content(path))
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}; restore it, or start a new run") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {error!r}; restore it, or start a new run") from error
 
 

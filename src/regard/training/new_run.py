@@ -11,7 +11,7 @@ from regard.training.config import RunConfig
 from regard.training.device import chosen_device
 from regard.training.files import writing
 from regard.training.fitted import fitted
-from regard.training.identity import Identity
+from regard.training.identity import new_id
 from regard.training.ranks import Ranks
 from regard.training.stages import Stages
 from regard.training.start import START, Start
@@ -38,7 +38,7 @@ def made(config: RunConfig, out: Path, start: Start | None, beside: Beside, rank
         if start is not None:
             start.require(task)
         task = beside(config, task)
-        config, identity = fitted(config, task), Identity.new()
+        config, run_id = fitted(config, task), new_id()
         stages = Stages(config, task)
         stages.require(ranks)
         with writing(out):
@@ -53,6 +53,6 @@ def made(config: RunConfig, out: Path, start: Start | None, beside: Beside, rank
             if start is not None:
                 start.origin.save(partial / START)
         if start is not None:
-            start.begin(partial, stages.network(0), task, config.training, identity.id)
-        begun.record(partial, identity)
+            start.begin(partial, stages.network(0), task, config.training, run_id)
+        begun.record(partial, run_id)
     return task

@@ -1,7 +1,7 @@
 """Runs: begun, continued, loaded and evaluated. A run is a directory, and is never overwritten."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -20,12 +20,12 @@ from regard.tasks.base import Split, Task
 from regard.tasks.translation import TranslationTask
 from regard.training import begun, checkpoint, environment, metrics, network, toml
 from regard.training.beside import Beside, alone
-from regard.training.bounded import no_larger, stored
 from regard.training.config import RunConfig
 from regard.training.device import chosen_device
 from regard.training.evaluation import Forward, measured, require_finite, score, straight
 from regard.training.files import write_text
 from regard.training.fitted import fitted
+from regard.training.identity import require_own
 from regard.training.measure import Measure
 from regard.training.new_run import IMAGES, LABELS, made
 from regard.training.ranks import ALONE, Ranks
@@ -36,8 +36,6 @@ from regard.training.trainer import OnProgress, Trainer
 from regard.types_of import typed
 
 Report = dict[str, object]
-
-_LARGER = "{}: config.toml describes a larger model than its checkpoint holds; put the file back"
 
 
 @dataclass(frozen=True)
@@ -140,7 +138,7 @@ def resume(
         learning_rate: go on with this peak instead, as after a loss that was not finite; None: as configured.
         on_progress, beside, ranks: as `train`.
         trust: as `load`.
-        edited: go on with a config.toml that is another than when the run began, or from a checkpoint of another run.
+        edited: go on with a config.toml that is another than when the run began.
 
     Raises:
         ConfigError: there is no run, or it names import paths and is not trusted; fewer steps than it has.
@@ -156,9 +154,7 @@ def resume(
     if training.steps < config.training.steps:
         raise ConfigError(f"{run} has {config.training.steps} steps; it can be given more of them, not {steps}")
     changed = training != config.training
-    return _finish(
-        run, replace(config, training=training), task, on_progress, changed=changed, edited=edited, ranks=ranks
-    )
+    return _finish(run, replace(config, training=training), task, on_progress, changed=changed, ranks=ranks)
 
 
 @typed
@@ -189,9 +185,8 @@ def load(run: Path | str, *, best: bool = False, device: str = "auto", trust: bo
         raise CheckpointError(f"{run} has no checkpoint yet; continue it with regard train --resume {quote(str(run))}")
     labels = network.Labels.load(run / LABELS) if isinstance(config.task, ClassificationConfig) else None
     shape = model_after(config, saved.progress.step)
-    with no_larger(sum(x.numel() for x in saved.model.values()), _LARGER.format(saved.path)):
-        model = network.build(shape, 0 if labels is None else len(labels.classes))
-    begun.identity(run).require(saved, run)
+    model = network.build(shape, 0 if labels is None else len(labels.classes))
+    require_own(saved, run, begun.id_of(run))
     checkpoint.restore_model(model, saved)
     model = model.to(chosen_device(device)).eval()
     grid = network.load_grid(run / IMAGES) if isinstance(config.task, ImagesConfig) else None
@@ -322,16 +317,13 @@ def _finish(
     on_progress: OnProgress | None,
     *,
     changed: bool = False,
-    edited: bool = False,
     ranks: Ranks,
 ) -> RunResult:
     facts = {"configuration": toml.dumps(config), "data": task.fingerprint, "versions": str(environment.versions())}
     ranks.same({"way to share": ranks.way, **facts})
     stages = Stages(config, task)
-    most = stored(run / "checkpoints")
-    with nullcontext() if most is None else no_larger(most, _LARGER.format(run)):
-        first = stages.network(0)
-    identity = replace(begun.identity(run), agreed=edited)
+    first = stages.network(0)
+    run_id = begun.id_of(run)
     trainer = Trainer(
         first,
         task,
@@ -339,7 +331,7 @@ def _finish(
         run,
         on_progress=on_progress if ranks.main else None,
         stages=stages,
-        identity=identity,
+        run_id=run_id,
         started=(run / START).exists(),
         ranks=ranks,
     )
@@ -348,19 +340,18 @@ def _finish(
     def prepared() -> Iterator[None]:
         """What is changed is written for as long as something comes of it: an error before the first checkpoint that
         was saved with it takes it back."""
-        assert trainer.identity is not None
         before, saved = content(run / begun.CONFIG), checkpoint.paths(trainer.checkpoints)
         try:
             if changed:
                 write_text(run / begun.CONFIG, toml.dumps(config))
-            begun.record(run, trainer.identity)
+            begun.record(run, run_id)
             environment.record(run / "env.json", trainer.device, config.training.threads)
             yield
         except RegardError:
             if changed and checkpoint.paths(trainer.checkpoints) == saved:
                 with suppress(ResourceError):
                     write_text(run / begun.CONFIG, before.decode())
-                    begun.record(run, trainer.identity)
+                    begun.record(run, run_id)
             raise
 
     trainer.fit(prepared)

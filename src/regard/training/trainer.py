@@ -24,7 +24,7 @@ from regard.training.device import chosen_device
 from regard.training.environment import own_settings
 from regard.training.evaluation import accumulated, autocast, score
 from regard.training.files import discard
-from regard.training.identity import Identity
+from regard.training.identity import require_own
 from regard.training.interruption import Interrupted, Signals
 from regard.training.metrics import Interval, MetricsLog, Record, Stopwatch
 from regard.training.objective import counts, smoothed
@@ -54,7 +54,7 @@ class Trainer:
         on_progress: called with every line of metrics.jsonl and with `step`, `checkpoint`, `interrupted` events.
         stages: the networks and the data of `config.stages`, of which `model` is the first; what is evaluated is always
             `task`. A stage begins with the weights, buffers and running means that the one before it ended with.
-        identity: of the run, which checkpoints carry and the one to continue from must have; None: they carry none.
+        run_id: of the run, which checkpoints carry and the one to continue from must have; None: they carry none.
         started: the run started from weights, which are in its first checkpoint: these are evaluated before any step,
             and without a checkpoint it does not go on.
         ranks: the processes that train it together, each with a share of every part of a batch; the first one writes.
@@ -72,7 +72,7 @@ class Trainer:
         *,
         on_progress: OnProgress | None = None,
         stages: Stages | None = None,
-        identity: Identity | None = None,
+        run_id: str | None = None,
         started: bool = False,
         ranks: Ranks = ALONE,
     ) -> None:
@@ -89,7 +89,7 @@ class Trainer:
         self.validation = task.examples("valid")
         self._use(model, task if stages is None else stages.data(0))
         self.checkpoints = run / "checkpoints"
-        self.identity, self.started = identity, started
+        self.run_id, self.started = run_id, started
         self.progress = checkpoint.Progress(data=task.fingerprint)
         self.damaged: list[Path] = []
         self._saved_step: int | None = None
@@ -370,11 +370,10 @@ class Trainer:
         self.ranks.same({"list of checkpoints": " ".join(path.name for path in checkpoint.paths(self.checkpoints))})
         saved, self.damaged = checkpoint.newest(self.checkpoints, self.ranks.read)
         self.ranks.same({"checkpoint": repr(saved and saved.progress)})
-        if self.identity is not None:
+        if self.run_id is not None:
             if saved is not None:
-                self.identity.require(saved, self.run)
-                self.identity = self.identity.accepting(saved)
-            self.progress.run = self.identity.id
+                require_own(saved, self.run, self.run_id)
+            self.progress.run = self.run_id
         if saved is None:
             if self.started:
                 raise CheckpointError(
