@@ -70,3 +70,9 @@ def test_every_bit_of_a_folder(tmp_path: Path):
                 pass
         assert not same or (path.name == checksums.MANIFEST and same < len(data) / 50)
         path.write_bytes(data)
+
+
+def test_a_manifest_names_plain_files():
+    described = checksums.manifest({"../other": checksums.Entry.of(b"")})
+    with pytest.raises(ValueError, match="not a plain file name"):
+        checksums.entries(described)

@@ -88,14 +88,25 @@ def entries(document: object) -> dict[str, Entry]:
     """What a manifest says.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is none, or names a file outside its folder.
     """
     try:
         files: Any = document["files"]  # type: ignore[index]
-        return {name: Entry(str(entry["sha256"]), entry["bytes"]) for name, entry in files.items()}
+        found = {plain_name(name): Entry(str(entry["sha256"]), entry["bytes"]) for name, entry in files.items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no sound {MANIFEST} ({type(error).__name__}: {error})") from None
     return found
+
+
+def plain_name(name: str) -> str:
+    """A name that a file of a stranger gives to one beside it.
+
+    Raises:
+        ValueError: it is the name of a file elsewhere.
+    """
+    if Path(name).name != name or "\0" in name:
+        raise ValueError(f"{name!r} is not a plain file name")
+    return name
 
 
 def write_manifest(folder: Path, names: Iterable[str]) -> None:

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 
-from regard.errors import CheckpointError
+from regard.errors import CheckpointError, ResourceError
 from regard.integrations.pretrained import windows
 from regard.models import LanguageModel, ModelConfig
 from regard.retrieval import Datastore, LookedUp, Lookup, Neighbours, Own, Text, build, mixed, search
@@ -73,6 +73,15 @@ def test_files_of_somebody_else_stay():
         other.write_text("x")
         store.delete("a")
         assert other.exists()
+
+
+def test_what_another_process_wrote_is_not_added_to():
+    with TemporaryDirectory() as folder:
+        store = filled(Path(folder) / "store", {"a": entries(5)})
+        with store.adding() as adding:
+            adding.begin("b", entries=0)
+        with pytest.raises(ResourceError, match="meanwhile"), store.adding(as_opened=True):
+            pass
 
 
 def test_the_temperature_divides():

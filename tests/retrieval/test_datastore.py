@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import os
 import resource
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from regard import checksums
 from regard.errors import CheckpointError, ConfigError, InputError, NumericsError, ResourceError, ShapeError
 from regard.retrieval import Datastore, Index, writer
 from regard.retrieval.manifest import Manifest
@@ -284,6 +286,15 @@ def test_damage_is_found_by_name(store, file, damage):
         Datastore.open(store.folder)
     others = {f"0000000{number}" for number in range(5)} - {file[:8]}
     assert not any(name in str(caught.value) for name in others)
+
+
+def test_a_manifest_of_a_stranger_names_no_file_elsewhere(store):
+    path = store.folder / "manifest.json"
+    said = checksums.opened(path.read_bytes())
+    said["blocks"][0][0] = "../../outside"
+    path.write_text(json.dumps(checksums.sealed(said)))
+    with pytest.raises(CheckpointError, match="describes no datastore"):
+        Datastore.open(store.folder)
 
 
 def test_a_full_disk_loses_nothing(store, documents, monkeypatch):

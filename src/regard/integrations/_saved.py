@@ -111,6 +111,8 @@ def read(folder: Path, *, trust: bool) -> PublishedModel:
     if tokens is not None:
         tokenizer = tokenizer_from_json(tokens, shape.config.vocab_size, str(folder / _folder.TOKENIZER))
     stored = _folder.tensors_of(folder / _folder.WEIGHTS)
+    if max(shape.config.layers, getattr(shape.config, "encoder_layers", None) or 0) > len(stored):
+        raise CheckpointError(f"{where} describes a larger network than {_folder.WEIGHTS} holds")
     with of_file(where), undrawn():
         model = shape.built().to(_DTYPES[document["dtype"]])
     fill(model, [Weight(name, name) for name in model.state_dict()], stored, str(folder))

@@ -54,7 +54,7 @@ def build(
     require_keys(model)
     store = _opened(Path(folder), model, {**origin, "length": str(length)}, add)
     device = model.table.weight.device
-    with store.adding() as writer, evaluation(model), torch.inference_mode():
+    with store.adding(as_opened=True) as writer, evaluation(model), torch.inference_mode():
         for document in documents:
             ids = torch.from_numpy(document.ids.astype(np.int64))
             stored = writer.begin(document.name, entries=max(0, len(ids) - 1), digest=digest(document.ids))

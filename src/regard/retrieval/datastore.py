@@ -220,16 +220,21 @@ class Datastore:
         return torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64))
 
     @contextmanager
-    def adding(self) -> Iterator[Writer]:
+    def adding(self, *, as_opened: bool = False) -> Iterator[Writer]:
         """Add documents, or go on with an addition that was interrupted. Nobody else may write meanwhile.
 
         An error leaves what is in whole blocks, and the datastore unfinished: the same documents, given again to
         `adding` of one that was opened with `unfinished`, are gone on with.
 
+        Args:
+            as_opened: only to what this one was when it was opened, and not to what somebody made of it since.
+
         Raises:
-            ResourceError: it cannot be written, or somebody else is writing it.
+            ResourceError: it cannot be written, or somebody else is writing it, or has, where that matters.
         """
         with self._alone() as current:
+            if as_opened and current.manifest != self.manifest:
+                raise ResourceError(f"{self.folder} was written by another process meanwhile; look at what it is now")
             writer = Writer(self.folder, current.manifest)
             yield writer
             writer.finish()
@@ -311,7 +316,7 @@ class Datastore:
                 raise ConfigError(f"{folder} exists; choose another name: nothing is ever overwritten")
             if (begun.dim, begun.vocab_size, begun.origin) != (first.dim, first.vocab_size, first.origin):
                 raise CheckpointError(f"{folder} holds a build or a merge of another model that was interrupted")
-        with merged.adding() as writer:
+        with merged.adding(as_opened=True) as writer:
             for store in stores:
                 writer.copy(store.manifest.documents, store.verified())
         return cls.open(folder, checked=False)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from regard.checksums import MANIFEST, Entry, opened, sealed
+from regard.checksums import MANIFEST, Entry, opened, plain_name, sealed
 from regard.errors import CheckpointError, ConfigError, ResourceError
 from regard.reading import content
 from regard.training.files import save_file, writing
@@ -153,7 +153,10 @@ class Manifest:
             document["vocab_size"],
             document["origin"],
             tuple(Stored(*one) for one in document["documents"]),
-            tuple(Block(name, count, Entry(*keys), Entry(*values)) for name, count, keys, values in document["blocks"]),
+            tuple(
+                Block(plain_name(name), count, Entry(*keys), Entry(*values))
+                for name, count, keys, values in document["blocks"]
+            ),
             document["following"],
             document["adding"],
         )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from regard.checksums import Entry, opened, sealed
+from regard.checksums import Entry, opened, plain_name, sealed
 from regard.errors import ConfigError, DataError, listed
 from regard.reading import content, plain
 from regard.tasks.base import SPLITS, Split
@@ -70,7 +70,7 @@ class Shard(NamedTuple):
         """
         entries = {kind: Entry(*written["files"][kind]) for kind in KINDS}
         amounts: dict[Split, Amount] = {split: Amount(*written["amounts"][split]) for split in SPLITS}
-        return cls(written["name"], entries, amounts)
+        return cls(plain_name(written["name"]), entries, amounts)
 
 
 @dataclass(frozen=True)
