@@ -20,9 +20,8 @@ from _pairs import DIM, HEADS, laps, ratio, run, timed
 from torch import Tensor, nn
 
 import regard
-from regard.models import LanguageModel
+from regard.models import LanguageModel, presets
 from regard.models.blocks import Block
-from regard.models.presets.flash import flash as preset
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 FLASH = "FLASH"
@@ -101,7 +100,7 @@ def flash(module: Any, length: int) -> Attend:
 
 
 def ours_flash(length: int) -> Attend:
-    config = preset(vocab_size=16, dim=HEADS * DIM, layers=1, chunk_size=256, max_length=length)
+    config = presets.build("flash", vocab_size=16, dim=HEADS * DIM, layers=1, chunk_size=256, max_length=length)
     block = next(x for x in LanguageModel(config).eval().modules() if isinstance(x, Block))
     return _of_hidden(lambda x: block(x).hidden)
 

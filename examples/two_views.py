@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from regard.core import generator
+from regard.models import presets
 from regard.models.fusion import FusionClassifier
-from regard.models.presets.fusion import fusion
 from regard.tasks.classification import ImageClassificationTask
 from regard.tasks.config import ClassificationConfig
 
@@ -84,7 +84,8 @@ def main() -> None:
     print(f"accuracy in the test, {options.steps} steps of {options.batch} images, %: {', '.join(cases)}")
     for way in WAYS:
         torch.manual_seed(options.seed)
-        shape = fusion(input_dim=task.input_dim, dim=options.dim, layers=options.layers, seed=options.seed)
+        sizes = {"input_dim": task.input_dim, "dim": options.dim, "layers": options.layers}
+        shape = presets.build("fusion", **sizes, seed=options.seed)
         whole = FusionClassifier(shape, classes=classes)
         fixed = None if way == "fusion" else Fixed(whole, way, classes)
         model: nn.Module = whole if fixed is None else fixed

@@ -59,7 +59,6 @@ REASONS = {
     ("regard/tasks/__init__.py", "importlib.import_module"): "a value of its own table of homes",
     ("regard/training/__init__.py", "importlib.import_module"): "a value of its own table of homes",
     ("regard/models/__init__.py", "importlib.import_module"): "a value of its own table of homes",
-    ("regard/models/presets/__init__.py", "importlib.import_module"): "a file of this folder",
     ("regard/integrations/architectures/__init__.py", "importlib.import_module"): "a file of this folder",
     ("regard/specs.py", "importlib.import_module"): "a file of the catalog",
     ("regard/cli/main.py", "importlib.import_module"): "a file of this folder",

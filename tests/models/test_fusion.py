@@ -15,10 +15,10 @@ from torch.nn.functional import cross_entropy
 from regard import Heads, build
 from regard.core import generator
 from regard.errors import ConfigError, InputError, ShapeError
+from regard.models import presets
 from regard.models.encoder_config import EncoderConfig
 from regard.models.fusion import Fusion, FusionClassifier
 from regard.models.fusion_config import FusionConfig
-from regard.models.presets.fusion import fusion
 
 TINY = {"input_dim": 6, "dim": 16, "layers": 1, "heads": 2, "mlp_dim": 24, "max_length": 9}
 
@@ -169,8 +169,8 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"agree in dim.*\[16, 32\]\n.*hidden.*\n.*dropout"):
         FusionConfig(encoders=(EncoderConfig(dim=16), EncoderConfig(dim=32)), hidden=0, dropout=1.0)
     with pytest.raises(ConfigError, match="at least 1 class"):
-        FusionClassifier(fusion(**TINY), classes=0)
-    model, x = FusionClassifier(fusion(**TINY), classes=3), torch.randn(2, 5, 6)
+        FusionClassifier(presets.build("fusion", **TINY), classes=0)
+    model, x = FusionClassifier(presets.build("fusion", **TINY), classes=3), torch.randn(2, 5, 6)
     with pytest.raises(ShapeError, match="takes 2 modalities"):
         model((x,))
     with pytest.raises(ShapeError, match="one batch"):
@@ -185,7 +185,7 @@ def inputs_of(batch: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def test_the_preset_trains_evaluates_saves_and_loads() -> None:
-    model, inputs = FusionClassifier(fusion(**TINY), classes=3).train(), inputs_of(12)
+    model, inputs = FusionClassifier(presets.build("fusion", **TINY), classes=3).train(), inputs_of(12)
     labels = torch.randint(0, 3, (12,), generator=generator(1))
     present = torch.rand(12, 2, generator=generator(2)) < 0.7
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -203,14 +203,14 @@ def test_the_preset_trains_evaluates_saves_and_loads() -> None:
     got = model(inputs, present=present)
     assert torch.equal(got.logits, model(inputs, present=present).logits)
     assert torch.equal(got.weights == 0, ~present)
-    fresh = FusionClassifier(fusion(**TINY, seed=4), classes=3).eval()
+    fresh = FusionClassifier(presets.build("fusion", **TINY, seed=4), classes=3).eval()
     assert not torch.equal(fresh(inputs).logits, model(inputs).logits)
     fresh.load_state_dict(load(save(model.state_dict())))
     assert torch.equal(fresh(inputs, present=present).logits, got.logits)
 
 
 def test_the_model_ignores_missing_inputs() -> None:
-    model, inputs = FusionClassifier(fusion(**TINY), classes=3).eval(), inputs_of(3)
+    model, inputs = FusionClassifier(presets.build("fusion", **TINY), classes=3).eval(), inputs_of(3)
     present = torch.tensor([[True, True], [True, False], [False, False]])
     missing = tuple(x.masked_fill(~present[:, at, None, None], float("nan")) for at, x in enumerate(inputs))
     got = model(missing, present=present)

@@ -1,6 +1,7 @@
 """Every preset trains a step, evaluates, saves and loads; decoders stream to the parallel form and generate."""
 
 import inspect
+import re
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -28,6 +29,7 @@ from regard.models import (
 from regard.models.beam import beam_search
 from regard.models.encoder import patches
 from regard.models.generate import generate
+from regard.option_text import meanings
 from regard.retrieval import Datastore, KnnLm, Lookup, Spalm, Text, build
 
 TINY = {"dim": 32, "layers": 2, "heads": 4, "head_dim": 8, "max_length": 40, "mlp_dim": 48, "seed": 3}
@@ -96,6 +98,129 @@ def task(model: nn.Module) -> tuple[Callable[[], Tensor], Tensor]:
 def test_published_shape_is_a_function_without_arguments(name: str) -> None:
     assert presets.function(name)() == presets.build(name)
     assert isinstance(presets.build(name), presets.kind(name))
+
+
+PUBLISHED: tuple[tuple[str, dict[str, object], dict[str, object]], ...] = (
+    ("adaptive_span", {"max_span": 1024}, {"attention": ("adaptive_span(max_span=1024, ramp=32)",)}),
+    ("adaptive_span", {"dynamic": True}, {"attention": ("dynamic_span(max_span=8192, ramp=32)",)}),
+    ("alibi", {}, {"position": "alibi", "attention_dropout": 0.3 / 3}),
+    ("bart", {}, {"norm": "post", "position_offset": 2, "output_bias": True}),
+    ("bert", {}, {"mlp_width": 3072, "token_types": 2, "attention_dropout": 0.1}),
+    ("bigbird", {}, {"attention": ("bigbird(block_size=64, num_global=1, num_random=3, form='itc')",)}),
+    (
+        "blockbert",
+        {"heads": 4, "shifted": 1, "dim": 64},
+        {"attention": ("blockwise(blocks=2, permutations=((0, 1), (0, 1), (0, 1), (1, 0)))",)},
+    ),
+    (
+        "calm",
+        {"threshold": 0.9, "decaying": False},
+        {"depth": "early_exit(threshold=0.9, confidence='softmax', exits='aligned', weights='rising')"},
+    ),
+    (
+        "compressive_transformer",
+        {"function": "mean"},
+        {"memory": "compressive(length=768, compressed=1152, rate=3, function=mean, loss=attention)"},
+    ),
+    ("da_transformer", {}, {"attention": ("distance_aware",), "position": "none"}),
+    (
+        "depth_adaptive",
+        {"classifier": "multinomial", "penalty": 0.2},
+        {"depth": "early_exit(threshold=0.5, confidence='multinomial', exits='aligned', penalty=0.2)"},
+    ),
+    ("efficient_attention", {}, {"attention": ("efficient(normaliser='softmax')",), "cls_token": True}),
+    ("etc", {}, {"attention": ("etc(window=84, max_distance=12, num_global=0)",), "position": "none"}),
+    ("flash", {}, {"attention": ("mixed_chunk(chunk_size=256, normaliser='const', toeplitz=True)",)}),
+    ("gau", {}, {"attention": ("relu_squared(activation='relu_squared', normaliser='const')",), "block": "gated_unit"}),
+    ("gau_alpha", {}, {"attention": ("entropy_scaled(base_length=512)",), "norm_kind": "rms_unscaled"}),
+    ("gpt", {}, {"mlp_width": 3072}),
+    ("hybrid_retrieval", {"layers": 4}, {"attention": ("linear", "softmax", "linear", "softmax")}),
+    (
+        "hybrid_retrieval",
+        {"combine": "window", "window": 64},
+        {"attention": ("local_linear(window=64, feature_map='elu_plus_one', combine='share')",)},
+    ),
+    (
+        "image_transformer",
+        {"height": 28, "width": 28, "channels": 1},
+        {"vocab_size": 257, "targets": 256, "max_length": 784},
+    ),
+    ("knn_lm", {}, {"norm": "pre", "attention_dropout": 0.1}),
+    ("lara", {}, {"attention": ("lara(num_landmarks=49, coefficient=2.0, pool='mixed')",), "cls_token": False}),
+    ("linear_transformer", {}, {"attention": ("linear(feature_map='elu_plus_one')",)}),
+    ("linformer", {}, {"attention": ("linformer(rank=256, share='layer', projection='learned')",)}),
+    (
+        "linformer",
+        {"layers": 2, "rank": (128, 64), "projection": "mean"},
+        {"attention": tuple(f"linformer(rank={rank}, share='none', projection='mean')" for rank in (128, 64))},
+    ),
+    ("llama", {}, {"mlp_width": 11008}),
+    ("longformer", {}, {"attention": ("longformer(window=256, num_global=1)",), "projections": "global"}),
+    (
+        "longformer",
+        {"layers": 3, "window": 32, "last_window": 512, "num_global": 0},
+        {"attention": tuple(f"longformer(window={window}, num_global=0)" for window in (32, 128, 512))},
+    ),
+    (
+        "memorizing_transformer",
+        {"layers": 2},
+        {"memory": ("recent(length=512)", "memorizing(pairs=8192, top=32, recent=512)")},
+    ),
+    ("nystromformer", {}, {"attention": ("nystrom(num_landmarks=64, pinv='iterative', convolution=33)",)}),
+    ("performer", {"num_features": 64}, {"attention": ("performer(num_features=64, feature_map='positive')",)}),
+    (
+        "reformer",
+        {"layers": 2},
+        {"attention": ("local(window=64)", "lsh(rounds=4, bucket_size=64)"), "block": "reversible"},
+    ),
+    ("rfa", {"gate": False}, {"attention": ("rfa(num_features=128, feature_map='trigonometric', gate=False)",)}),
+    ("roberta", {}, {"position_offset": 2, "attention_dropout": 0.1}),
+    ("rope", {}, {"position": "rotary(layout=interleaved)"}),
+    (
+        "routing_transformer",
+        {"layers": 2, "routing_layers": 1, "heads": 4},
+        {"attention": ("local(window=512)", "local(window=512):2 + routing:2")},
+    ),
+    ("shaw", {"max_distance": 4}, {"attention": ("shaw(max_distance=4)",), "embedding_scale": 512**0.5}),
+    ("spalm", {}, {"neighbours": 4, "memory": "recent(length=150)"}),
+    ("sparse_transformer", {}, {"attention": ("fixed_union(stride=128, columns=32)",)}),
+    (
+        "sparse_transformer",
+        {"pattern": "strided", "combine": "alternate", "layers": 2},
+        {"attention": ("strided(stride=128, part='window')", "strided(stride=128, part='stride')")},
+    ),
+    ("synthesizer", {}, {"attention": ("mixture_synthesizer(parts=('random', 'dot_product'))",)}),
+    ("synthesizer", {"parts": ("dense",)}, {"encoder_attention": ("dense_synthesizer",)}),
+    ("t5", {}, {"cross_attention": ("softmax(scale=1.0)",)}),
+    ("transformer", {}, {"norm": "post", "mlp_width": 2048, "encoder_layers": None}),
+    ("transformer_vq", {}, {"attention": ("vector_quantized(num_codes=512, block_size=512, relative=True)",)}),
+    ("transformer_xl", {}, {"memory": "recent(length=150)", "max_length": 150}),
+    ("universal_transformer", {"steps": 6}, {"depth": "universal(steps=6)"}),
+    ("universal_transformer", {"halting": False}, {"depth": "universal(steps=8, halting=False)"}),
+    (
+        "universal_transformer",
+        {"transition": "convolution", "mlp_dim": 2048},
+        {"depth": "universal(steps=8, transition='convolution', width=2048)", "mlp": "none", "mlp_dim": None},
+    ),
+    ("vit", {"input_dim": 7 * 7, "max_length": 17}, {"cls_token": True, "vocab_size": 0, "projection_bias": False}),
+)
+"""preset, its options, what its configuration has for them"""
+
+
+@pytest.mark.parametrize(("name", "options", "expected"), PUBLISHED, ids=lambda value: str(value))
+def test_options_of_presets_reach_their_configurations(
+    name: str, options: dict[str, object], expected: dict[str, object]
+) -> None:
+    config = presets.build(name, **options)
+    assert {field: getattr(config, field) for field in expected} == expected
+
+
+def test_every_preset_has_a_title_its_options_explained_and_a_source() -> None:
+    for name in presets.names():
+        text, arguments = inspect.getdoc(presets.function(name)) or "", inspect.signature(presets.function(name))
+        assert text.splitlines()[0].strip(), name
+        assert re.search(r"^Source: ", text, re.MULTILINE), name
+        assert [*meanings(presets.function(name))] == [*arguments.parameters], name
 
 
 @pytest.mark.parametrize("name", [*DECODERS, *ENCODERS, *ENCODER_DECODERS])

@@ -13,8 +13,7 @@ from regard.claims._base import About, Claim, Control, Curve, Finding, Observati
 from regard.claims._growth import operations
 from regard.claims._turns import processor_seconds
 from regard.core import Attention, State, generator
-from regard.models import LanguageModel, ModelConfig
-from regard.models.presets.linear_transformer import linear_transformer
+from regard.models import LanguageModel, ModelConfig, presets
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,8 @@ class TransformerAsRnn(Claim):
 
     def forms(self, seed: int) -> dict[str, float]:
         """Differences of the logits of one model, computed in several ways."""
-        small = linear_transformer(vocab_size=64, dim=32, layers=3, heads=4, max_length=self.length, seed=seed)
+        shape = {"vocab_size": 64, "dim": 32, "layers": 3, "heads": 4, "max_length": self.length}
+        small = presets.build("linear_transformer", **shape, seed=seed)
         config = replace(small, attention=(self.linear,), dropout=0.0)
         model = self.model(config)
         tokens = torch.randint(0, 64, (2, self.length), generator=generator(seed, "tokens"))

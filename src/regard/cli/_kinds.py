@@ -6,20 +6,21 @@ from regard import catalog, memory, position, specs
 from regard.memory import caches
 from regard.models import presets
 
-MECHANISM = "mechanism"
+MECHANISM, PRESET = "mechanism", "preset"
 PACKAGES: Mapping[str, str] = {
     "position": position.PACKAGE,
     "memory": memory.PACKAGE,
     "cache": caches.PACKAGE,
     "block": "regard.models.blocks",
     "depth": "regard.models.depth",
-    "preset": presets.PACKAGE,
 }
 """kind -> the package with a file for every name; named where importing it would import torch"""
-KINDS = (MECHANISM, *PACKAGES)
+KINDS = (MECHANISM, *PACKAGES, PRESET)
 PLURALS: Mapping[str, str] = {kind: "memories" if kind == "memory" else f"{kind}s" for kind in KINDS}
 
 
 def names(kind: str) -> list[str]:
     """The registered names of a kind."""
-    return catalog.names() if kind == MECHANISM else sorted(specs.files(PACKAGES[kind]))
+    if kind == MECHANISM:
+        return catalog.names()
+    return presets.names() if kind == PRESET else sorted(specs.files(PACKAGES[kind]))

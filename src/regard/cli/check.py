@@ -8,7 +8,7 @@ import tyro
 from rich.markup import escape
 
 from regard import catalog, specs
-from regard.cli._kinds import MECHANISM, PACKAGES
+from regard.cli._kinds import MECHANISM, PACKAGES, PRESET
 from regard.cli._options import Json
 from regard.cli._output import console, emit, table
 from regard.cli.info import find
@@ -69,7 +69,7 @@ def _results(kind: str, spec: str, device: str) -> "list[CheckResult]":
     if kind == MECHANISM:
         return check(spec, device=device)
     parsed = specs.parse(spec)
-    if kind == "preset":
+    if kind == PRESET:
         raise ConfigError(f"{parsed.name} is a preset, a whole model: check its mechanism and parts by their names")
     if parsed.options:
         raise ConfigError(f"{kind} {parsed.name} is checked with its own samples of options; leave the options out")

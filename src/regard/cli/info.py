@@ -9,7 +9,7 @@ import tyro
 
 from regard import catalog, specs
 from regard.cli import _run_info
-from regard.cli._kinds import KINDS, MECHANISM, PACKAGES, names
+from regard.cli._kinds import KINDS, MECHANISM, PACKAGES, PRESET, names
 from regard.cli._options import Json
 from regard.cli._output import console, emit, table, tell
 from regard.errors import ConfigError, nearest, unknown
@@ -135,13 +135,13 @@ def _part(kind: str, spec: str) -> Entry:
 
     parsed = specs.parse(spec)
     name, label = parsed.name, f"{kind} {parsed.name}"
-    written: Any = presets.function(name) if kind == "preset" else specs.load(kind, name, specs.files(PACKAGES[kind]))
+    written: Any = presets.function(name) if kind == PRESET else specs.load(kind, name, specs.files(PACKAGES[kind]))
     described = inspect.getdoc(written) or ""
     if kind == "block":  # what its class takes are the parts of a model, which are no options
         if parsed.options:
             raise unknown(label, next(iter(parsed.options)), ())
         return Entry(kind, spec, described, {}, {})
-    if kind == "preset":
+    if kind == PRESET:
         presets.build(name, **parsed.options)
     elif issubclass(written, Configured):
         written.filled(parsed.options, label)

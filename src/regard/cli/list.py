@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import tyro
 
 from regard import catalog
-from regard.cli._kinds import PACKAGES, PLURALS, names
+from regard.cli._kinds import KINDS, MECHANISM, PLURALS, names
 from regard.cli._options import Json
 from regard.cli._output import console, emit, table, tell
 
@@ -30,7 +30,7 @@ def run(options: Options) -> int:
         mechanisms = [name for name in catalog.search(options.pattern) if name in catalog.names("*", options.supports)]
     others: dict[str, list[str]] = {}
     if not options.supports:  # only mechanisms have capabilities
-        others = {PLURALS[kind]: fnmatch.filter(names(kind), options.pattern) for kind in PACKAGES}
+        others = {PLURALS[kind]: fnmatch.filter(names(kind), options.pattern) for kind in KINDS if kind != MECHANISM}
     if options.json:
         emit({"mechanisms": {name: _facts(name) for name in mechanisms}, **others})
         return 0

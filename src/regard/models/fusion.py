@@ -127,8 +127,8 @@ class FusionClassifier(nn.Module):
         ConfigError, UnsupportedError: as `Encoder`; no class.
 
     Example:
-        >>> from regard.models.presets.fusion import fusion
-        >>> model = FusionClassifier(fusion(dim=32, heads=4), classes=10).eval()
+        >>> from regard.models import presets
+        >>> model = FusionClassifier(presets.build("fusion", dim=32, heads=4), classes=10).eval()
         >>> left, right = torch.randn(2, 5, 8, 49)
         >>> model((left, right), present=torch.tensor([[True, False]] * 5)).weights[0].tolist()
         [1.0, 0.0]

@@ -1,6 +1,6 @@
 """A published architecture as data, and the functions that their files share."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -170,6 +170,104 @@ def require(config: Config, name: str, *, attention: str | None = "softmax", pos
         raise UnsupportedError(f"this model cannot be written as {name}:{listed(differing)}")
 
 
+def activation(settings: Settings, name: str, default: str) -> MlpKind:
+    """The activation of the MLP that a configuration names."""
+    return ACTIVATIONS.get(str(settings.choice(name, list(ACTIVATIONS), default)), "gelu")
+
+
+def token(settings: Settings, name: str, default: float) -> int:
+    """The number of a token."""
+    return int(settings.number(name, default))
+
+
+class Key(NamedTuple):
+    """A setting of theirs that is a field of ours.
+
+    default: what stands for one left out, or how it follows from the fields above; None: it must be there. read: as the
+    methods of `Settings`.
+    """
+
+    theirs: str
+    default: Any = None
+    read: Callable[[Settings, str, Any], object] = Settings.axis
+
+
+@dataclass(frozen=True)
+class Table:
+    """A configuration as data, in both directions. Heads share the width unless it has a setting for that of a head.
+
+    name: of the architecture. kind: of our configuration. position: name of the scheme. keys: our field -> their
+    setting. fixed: fields that have one value. only: settings of theirs -> the value that our model has, which also
+    stands for one left out.
+    """
+
+    name: str
+    kind: type[Any]
+    position: str
+    keys: Mapping[str, Key]
+    fixed: Mapping[str, object]
+    only: Mapping[str, object] = field(default_factory=dict)
+
+    def read(self, settings: Settings) -> dict[str, Any]:
+        """Our fields; what is wrong is noted in the settings."""
+        for name, value in self.only.items():
+            settings.choice(name, [value], value)
+        found: dict[str, Any] = {}
+        for ours, key in self.keys.items():
+            default = key.default(found) if callable(key.default) else key.default
+            found[ours] = key.read(settings, key.theirs, default)
+        if "head_dim" not in self.keys:
+            dim, heads = self.keys["dim"].theirs, self.keys["heads"].theirs
+            settings.divides(heads, found["heads"], dim, found["dim"])
+        return {"position": self.position, **self.fixed, **found}
+
+    def config(self, settings: Settings, found: Mapping[str, Any]) -> Any:
+        """Our configuration of these fields.
+
+        Raises:
+            CheckpointError: every problem of the configuration.
+        """
+        settings.check()
+        return self.kind(**found)
+
+    def settings(self, config: Any, *, attention: str | None = "softmax", **wanted: object) -> dict[str, object]:
+        """Theirs from ours.
+
+        Args:
+            config: ours.
+            attention, wanted: as `require`, beside what is fixed.
+
+        Raises:
+            UnsupportedError: a model that is none of this architecture.
+        """
+        common: dict[str, object] = {"embedding_scale": (None, 1.0)}
+        if "head_dim" not in self.keys:
+            common["key_dim"] = config.dim // config.heads
+        if "kv_heads" not in self.keys:
+            common["kv_heads"] = (None, config.heads)
+        if "mlp" in self.keys:
+            common["mlp"] = tuple(dict.fromkeys(ACTIVATIONS.values()))
+        allowed = {**common, **self.fixed, **wanted}
+        require(config, self.name, attention=attention, position=self.position, **allowed)
+        return {key.theirs: _value(config, ours) for ours, key in self.keys.items()}
+
+
+def _value(config: Any, name: str) -> object:
+    """A field as theirs has it, who say what ours leaves to a rule."""
+    match name:
+        case "mlp":
+            return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.mlp)
+        case "mlp_dim":
+            return config.mlp_width
+        case "head_dim":
+            return config.key_dim
+        case "kv_heads":
+            return config.kv_heads or config.heads
+        case "encoder_layers":
+            return config.encoder.layers
+    return getattr(config, name)
+
+
 def class_count(settings: Settings) -> int:
     """How many classes a configuration names.
 
@@ -206,12 +304,7 @@ def class_names(names: Sequence[str]) -> dict[str, object]:
     }
 
 
-def activation(config: Config) -> str:
-    """Their name of the MLP's activation."""
-    return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.mlp)
-
-
-def pairs(modules: list[tuple[str, str]], *, bias: bool) -> list[Weight]:
+def pairs(modules: Iterable[tuple[str, str]], *, bias: bool) -> list[Weight]:
     """The weight, and the bias where there is one, of each (our module, their module)."""
     kinds = ("weight", "bias") if bias else ("weight",)
     return [Weight(f"{ours}.{kind}", f"{theirs}.{kind}") for ours, theirs in modules for kind in kinds]

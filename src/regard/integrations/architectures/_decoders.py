@@ -1,109 +1,86 @@
 """Decoders in the shape of Llama: rotary positions, RMSNorm, a gated MLP; they differ in biases and windows."""
 
+from collections.abc import Callable
 from typing import Any
 
 from regard import specs
 from regard.errors import UnsupportedError
-from regard.integrations.architectures._base import Form, Widths, pairs, require
+from regard.integrations.architectures._base import Architecture, AttentionModule, Form, Gguf, Key, Table, Widths, pairs
 from regard.integrations.weights import Settings, Weight, each
 from regard.models import LanguageModel
 from regard.models.config import ModelConfig
 
 
-def decoder_config(
-    settings: Settings,
-    *,
-    bias: bool = False,
-    projection_bias: bool | None = None,
-    window: int | None = None,
-    kv_heads: int | None = None,
-    max_length: int = 2048,
-) -> ModelConfig:
+def decoder_table(name: str, *, max_length: int = 2048) -> Table:
+    """The configuration of a decoder; `max_length` where theirs has no such setting."""
+    return Table(
+        name,
+        ModelConfig,
+        position="rotary",
+        keys={
+            "vocab_size": Key("vocab_size"),
+            "dim": Key("hidden_size"),
+            "heads": Key("num_attention_heads"),
+            "kv_heads": Key("num_key_value_heads", lambda found: found["heads"]),
+            "head_dim": Key("head_dim", lambda found: found["dim"] // found["heads"]),
+            "layers": Key("num_hidden_layers", None, Settings.layers),
+            "mlp_dim": Key("intermediate_size"),
+            "max_length": Key("max_position_embeddings", max_length, Settings.size),
+            "norm_eps": Key("rms_norm_eps", 1e-6, Settings.number),
+            "attention_dropout": Key("attention_dropout", 0.0, Settings.number),
+            "tied": Key("tie_word_embeddings", False, Settings.flag),
+        },
+        fixed={"position_offset": 0, "embedding_norm": False, "norm": "pre", "norm_kind": "rms", "mlp": "swiglu"},
+        only={"hidden_act": "silu", "is_causal": True},
+    )
+
+
+def decoder_config(table: Table, settings: Settings, *, kv_heads: int | None = None, **further: object) -> ModelConfig:
     """The decoder of a configuration.
 
     Args:
+        table: of the architecture.
         settings: theirs, with what problems were found before.
-        bias, projection_bias: as `ModelConfig`.
-        window: tokens that one sees, itself included; None: all before it.
-        kv_heads, max_length: where theirs has no such setting; kv_heads=None: one for each head.
+        kv_heads: where theirs has no such setting; None: one for each head.
+        further: fields that are the architecture's own.
 
     Raises:
         CheckpointError: every problem of the configuration.
     """
-    dim, heads = settings.axis("hidden_size"), settings.axis("num_attention_heads")
-    kv_heads = heads if kv_heads is None or "num_key_value_heads" in settings.values else kv_heads
-    kv_heads = settings.axis("num_key_value_heads", kv_heads)
-    head_dim = settings.axis("head_dim", dim // heads)
-    settings.divides("num_key_value_heads", kv_heads, "num_attention_heads", heads)
-    settings.choice("hidden_act", ["silu"], "silu")
-    settings.choice("is_causal", [True], True)
+    found = table.read(settings)
+    heads, head_dim = found["heads"], found["head_dim"]
+    if "num_key_value_heads" not in settings.values and kv_heads is not None:
+        found["kv_heads"] = settings.axis("num_key_value_heads", kv_heads)
+    settings.divides("num_key_value_heads", found["kv_heads"], "num_attention_heads", heads)
     # transformers 5 keeps the base of the rotary angles in rope_parameters, earlier versions beside rope_scaling.
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     rotary = Settings(rope if isinstance(rope, dict) else {"rope_type": rope}, settings.where, {}, settings.ignore)
     rotary.choice("rope_type", ["default"], rotary.get("type", "default"))
     theta = rotary.number("rope_theta", settings.number("rope_theta", 10000.0))
     settings.problems += rotary.problems + rotary.unread()
-    config = {
-        "vocab_size": settings.axis("vocab_size"),
-        "layers": settings.layers("num_hidden_layers"),
-        "mlp_dim": settings.axis("intermediate_size"),
-        "max_length": settings.size("max_position_embeddings", max_length),
-        "norm_eps": settings.number("rms_norm_eps", 1e-6),
-        "attention_dropout": settings.number("attention_dropout", 0.0),
-    }
-    tied = settings.flag("tie_word_embeddings", False)
-    settings.check()
-    return ModelConfig(
-        **config,  # type: ignore[arg-type]
-        dim=dim,
-        heads=heads,
-        head_dim=None if head_dim * heads == dim else head_dim,
-        kv_heads=kv_heads,
-        position=f"rotary(base={float(theta)!r}, layout=halves)",
-        mlp="swiglu",
-        norm_kind="rms",
-        tied=tied,
-        bias=bias,
-        projection_bias=projection_bias,
-        attention=("softmax",) if window is None else (f"local(window={window - 1})",),
-    )
+    found["head_dim"] = None if head_dim * heads == found["dim"] else head_dim
+    found["position"] = f"rotary(base={float(theta)!r}, layout=halves)"
+    return table.config(settings, {**found, **further})
 
 
-def decoder_settings(config: ModelConfig, name: str, **wanted: object) -> dict[str, object]:
+def decoder_settings(table: Table, config: ModelConfig, **wanted: Any) -> dict[str, object]:
     """Their settings of a decoder.
 
     Args:
+        table: of the architecture.
         config: ours.
-        name: of the architecture.
-        wanted: as `require`.
+        wanted: as `Table.settings`.
 
     Raises:
         UnsupportedError: a decoder that is none of this architecture.
     """
-    common = {"norm": "pre", "norm_kind": "rms", "mlp": "swiglu"}
-    common |= {"embedding_scale": (None, 1.0), "embedding_norm": False, "position_offset": 0}
-    require(config, name, position="rotary", **{**common, **wanted})  # type: ignore[arg-type]
-    position = specs.parse(config.position)
-    options = {"base": 10000.0, "layout": "halves", "fraction": 1.0, **position.options}
+    settings = table.settings(config, **wanted)
+    options = {"base": 10000.0, "layout": "halves", "fraction": 1.0, **specs.parse(config.position).options}
     if options["layout"] != "halves" or options["fraction"] != 1:
         raise UnsupportedError(
-            f"this model cannot be written as {name}: position={config.position!r}, not rotary(layout=halves)"
+            f"this model cannot be written as {table.name}: position={config.position!r}, not rotary(layout=halves)"
         )
-    return {
-        "hidden_size": config.dim,
-        "intermediate_size": config.mlp_width,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads or config.heads,
-        "head_dim": config.key_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": config.max_length,
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": options["base"],
-        "attention_dropout": config.attention_dropout,
-        "tie_word_embeddings": config.tied,
-        "vocab_size": config.vocab_size,
-    }
+    return {**settings, "hidden_act": "silu", "rope_theta": options["base"]}
 
 
 def decoder_weights(config: ModelConfig) -> list[Weight]:
@@ -132,9 +109,16 @@ def decoder_weights(config: ModelConfig) -> list[Weight]:
     return each(weights, config.layers)
 
 
-def decoder_form(title: str) -> Form:
-    """The network whose names in transformers begin with a title."""
-    return Form(
+def decoder(
+    table: Table,
+    title: str,
+    *,
+    config: Callable[[Settings], ModelConfig],
+    settings: Callable[[ModelConfig], dict[str, object]],
+    gguf: Gguf | None = None,
+) -> Architecture:
+    """The architecture of a decoder, the names of whose networks in transformers begin with a title."""
+    form = Form(
         titles=(f"{title}ForCausalLM", f"{title}Model"),
         model=LanguageModel,
         build=lambda config, settings: LanguageModel(config),
@@ -142,8 +126,16 @@ def decoder_form(title: str) -> Form:
         ignored=("rotary_emb.inv_freq",),
         copies={"lm_head.weight": "model.embed_tokens.weight"},
     )
+    return Architecture(
+        name=table.name,
+        config=config,
+        settings=settings,
+        forms=(form,),
+        prefix="model.",
+        gguf=gguf,
+        modules={f"{title}Attention": AttentionModule(_widths)},
+    )
 
 
-def widths(module: Any) -> Widths:
-    """The heads of one of transformers' attention modules."""
+def _widths(module: Any) -> Widths:
     return Widths(module.config.num_attention_heads, module.config.num_key_value_heads, module.head_dim)

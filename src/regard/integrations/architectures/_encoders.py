@@ -1,20 +1,20 @@
 """Encoders in the shape of BERT: configuration, weights, and networks: bare, for masked tokens, for classes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from regard.errors import UnsupportedError
 from regard.integrations.architectures._base import (
-    ACTIVATIONS,
     AttentionModule,
     Form,
+    Key,
+    Table,
     Widths,
     activation,
     class_count,
     class_settings,
     pairs,
-    require,
 )
 from regard.integrations.weights import Settings, Weight, each
 from regard.models import Classifier, Encoder, EncoderConfig, MaskedLanguageModel
@@ -22,130 +22,102 @@ from regard.models.heads import Activation
 
 Network = Encoder | MaskedLanguageModel | Classifier
 
+ENCODER_KEYS = {
+    "dim": Key("hidden_size", 768),
+    "heads": Key("num_attention_heads", 12),
+    "layers": Key("num_hidden_layers", 12, Settings.layers),
+    "mlp": Key("hidden_act", "gelu", activation),
+    "mlp_dim": Key("intermediate_size", 3072),
+    "norm_eps": Key("layer_norm_eps", 1e-12, Settings.number),
+    "dropout": Key("hidden_dropout_prob", 0.1, Settings.number),
+    "attention_dropout": Key("attention_probs_dropout_prob", 0.1, Settings.number),
+}
+"""our field -> their setting, in all encoders"""
 
-def encoder_config(
-    settings: Settings,
-    *,
-    offset: int,
-    act: str = "gelu",
-    vocab_size: int = 30522,
-    rows: int = 512,
-    norm_eps: float = 1e-12,
-) -> EncoderConfig:
-    """The encoder of a configuration; `offset` rows of its position table precede the first token's.
+
+def encoder_table(
+    name: str, *, keys: Mapping[str, Key] | None = None, offset: int | None = 0, skip_padding: bool = False
+) -> Table:
+    """The configuration of an encoder.
 
     Args:
-        settings: theirs, with what problems were found before.
-        offset: of positions.
-        act, vocab_size, rows, norm_eps: what stands for `hidden_act`, `vocab_size`, `max_position_embeddings` and
-            `layer_norm_eps` left out.
+        name: of the architecture.
+        keys: those whose default is not BERT's.
+        offset: rows of the position table before the first token's; None: they are a setting.
+        skip_padding: positions count real tokens.
+    """
+    fixed = {} if offset is None else {"position_offset": offset}
+    return Table(
+        name,
+        EncoderConfig,
+        position="learned",
+        keys={
+            **ENCODER_KEYS,
+            "vocab_size": Key("vocab_size", 30522),
+            "token_types": Key("type_vocab_size", 2),
+            "max_length": Key("max_position_embeddings", 512),
+            **(keys or {}),
+        },
+        fixed={
+            **fixed,
+            "input_dim": 0,
+            "cls_token": False,
+            "embedding_norm": True,
+            "norm": "post",
+            "norm_kind": "layer",
+            "bias": True,
+            "skip_padding": skip_padding,
+        },
+        only={
+            "position_embedding_type": "absolute",
+            "tie_word_embeddings": True,
+            "is_decoder": False,
+            "add_cross_attention": False,
+            "is_causal": False,
+        },
+    )
+
+
+def encoder_config(table: Table, settings: Settings, **further: object) -> EncoderConfig:
+    """The encoder of a configuration.
 
     Raises:
         CheckpointError: every problem of the configuration.
     """
-    dim, heads = settings.axis("hidden_size", 768), settings.axis("num_attention_heads", 12)
-    settings.divides("num_attention_heads", heads, "hidden_size", dim)
-    chosen = settings.choice("hidden_act", list(ACTIVATIONS), act)
-    settings.choice("position_embedding_type", ["absolute"], "absolute")
-    settings.choice("tie_word_embeddings", [True], True)
-    for name in ("is_decoder", "add_cross_attention", "is_causal"):
-        settings.choice(name, [False], False)
-    rows = settings.axis("max_position_embeddings", rows)
-    if rows <= offset:
-        settings.problems.append(f"max_position_embeddings={rows} leaves no position behind pad_token_id={offset - 1}")
-    config = {
-        "vocab_size": settings.axis("vocab_size", vocab_size),
-        "layers": settings.layers("num_hidden_layers", 12),
-        "mlp_dim": settings.axis("intermediate_size", 3072),
-        "token_types": settings.axis("type_vocab_size", 2),
-        "norm_eps": settings.number("layer_norm_eps", norm_eps),
-        "dropout": settings.number("hidden_dropout_prob", 0.1),
-        "attention_dropout": settings.number("attention_probs_dropout_prob", 0.1),
-    }
-    settings.check()
-    return EncoderConfig(
-        **config,  # type: ignore[arg-type]
-        dim=dim,
-        heads=heads,
-        max_length=rows - offset,
-        position="learned",
-        position_offset=offset,
-        embedding_norm=True,
-        mlp=ACTIVATIONS[str(chosen)],
-        norm="post",
-        norm_kind="layer",
-        pooler=True,
-        bias=True,
-    )
+    return table.config(settings, {**table.read(settings), "pooler": True, **further})
 
 
-def encoder_settings(
-    config: EncoderConfig,
-    name: str,
-    *,
-    attention: str | None = "softmax",
-    embedding_scale: tuple[float | None, ...] = (None, 1.0),
-    projection_bias: tuple[bool | None, ...] = (None, True),
-    skip_padding: bool = False,
-) -> dict[str, object]:
+def encoder_settings(table: Table, config: EncoderConfig, **wanted: Any) -> dict[str, object]:
     """Their settings of an encoder.
 
     Args:
+        table: of the architecture.
         config: ours.
-        name: of the architecture.
-        attention: as `require`.
-        embedding_scale, projection_bias, skip_padding: what the architecture has.
+        wanted: as `Table.settings`.
 
     Raises:
         UnsupportedError: an encoder that is none of this architecture.
     """
-    require(
-        config,
-        name,
-        attention=attention,
-        position="learned",
-        norm="post",
-        norm_kind="layer",
-        embedding_norm=True,
-        embedding_scale=embedding_scale,
-        bias=True,
-        projection_bias=projection_bias,
-        skip_padding=skip_padding,
-        input_dim=0,
-        cls_token=False,
-        kv_heads=(None, config.heads),
-        key_dim=config.dim // config.heads,
-        mlp=tuple(dict.fromkeys(ACTIVATIONS.values())),
-    )
+    settings = table.settings(config, **{"projection_bias": (None, True), **wanted})
     if not config.token_types:
-        raise UnsupportedError(f"this model cannot be written as {name}: token_types=0, not at least 1")
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.dim,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "intermediate_size": config.mlp_width,
-        "hidden_act": activation(config),
-        "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": config.attention_dropout,
-        "max_position_embeddings": config.max_length + config.position_offset,
-        "type_vocab_size": config.token_types,
-        "layer_norm_eps": config.norm_eps,
-    }
+        raise UnsupportedError(f"this model cannot be written as {table.name}: token_types=0, not at least 1")
+    return settings
 
 
-def roberta_config(settings: Settings) -> EncoderConfig:
+def roberta_config(table: Table, settings: Settings) -> EncoderConfig:
     """The encoder of a configuration whose positions count real tokens, behind the row of padding; errors as
     `encoder_config`."""
-    return replace(encoder_config(settings, offset=int(settings.number("pad_token_id", 1)) + 1), skip_padding=True)
+    found, offset = table.read(settings), int(settings.number("pad_token_id", 1)) + 1
+    rows = found["max_length"]
+    if rows <= offset:
+        settings.problems.append(f"max_position_embeddings={rows} leaves no position behind pad_token_id={offset - 1}")
+    return table.config(settings, found | {"pooler": True, "position_offset": offset, "max_length": rows - offset})
 
 
-def roberta_settings(
-    config: EncoderConfig, name: str = "roberta", attention: str | None = "softmax"
-) -> dict[str, object]:
+def roberta_settings(table: Table, config: EncoderConfig, **wanted: Any) -> dict[str, object]:
     """Their settings of an encoder of `roberta_config`; errors as `encoder_settings`."""
-    settings = encoder_settings(config, name, attention=attention, skip_padding=True)
-    return {**settings, "pad_token_id": config.position_offset - 1}
+    offset, settings = config.position_offset, encoder_settings(table, config, **wanted)
+    return {**settings, "max_position_embeddings": config.max_length + offset, "pad_token_id": offset - 1}
 
 
 def encoder_weights(
@@ -185,14 +157,31 @@ def mlp_activation(config: EncoderConfig) -> Activation:
     return cast(Activation, config.mlp)
 
 
+class MaskedHead(NamedTuple):
+    """A head for masked tokens: (our module, theirs), and their names of the bias and of the output layer."""
+
+    modules: Sequence[tuple[str, str]]
+    bias: str
+    decoder: str
+
+
+MASKED = MaskedHead(
+    (("transform", "cls.predictions.transform.dense"), ("norm", "cls.predictions.transform.LayerNorm")),
+    bias="cls.predictions.bias",
+    decoder="cls.predictions.decoder",
+)
+MASKED_ROBERTA = MaskedHead(
+    (("transform", "lm_head.dense"), ("norm", "lm_head.layer_norm")), bias="lm_head.bias", decoder="lm_head.decoder"
+)
+_CLASSES = (("pooler", "classifier.dense"), ("output", "classifier.out_proj"))
+
+
 def encoder_forms(
     prefix: str,
     title: str,
     *,
-    masked: list[tuple[str, str]],
-    bias: str,
-    decoder: str,
-    classes: list[tuple[str, str]],
+    masked: MaskedHead,
+    classes: Sequence[tuple[str, str]] = _CLASSES,
     pooler: str = "pooler.dense",
     transform: Callable[[EncoderConfig], Activation] = lambda config: "gelu",
     pooled: Callable[[EncoderConfig], Activation] = lambda config: "tanh",
@@ -206,7 +195,7 @@ def encoder_forms(
     Args:
         prefix: of the encoder's tensors.
         title: the beginning of its networks' names.
-        masked: (our module, theirs) of the head for masked tokens, whose `bias` and `decoder` have these names.
+        masked: names of the head for masked tokens.
         classes: (our module, theirs) of the head for classes.
         pooler: their module that a network without a head for classes has no use for.
         transform, pooled: the activation of the head for masked tokens, and of that for classes.
@@ -248,12 +237,15 @@ def encoder_forms(
             build=lambda config, published: MaskedLanguageModel(encoder(config), activation=transform(config)),
             weights=lambda config: [
                 *weights(config, "encoder."),
-                *pairs(masked, bias=True),
-                Weight("bias", bias),
+                *pairs(masked.modules, bias=True),
+                Weight("bias", masked.bias),
             ],
             ignored=(*ignored, "cls.seq_relationship.weight", "cls.seq_relationship.bias"),
             derived=derived,
-            copies={f"{decoder}.weight": f"{prefix}embeddings.word_embeddings.weight", f"{decoder}.bias": bias},
+            copies={
+                f"{masked.decoder}.weight": f"{prefix}embeddings.word_embeddings.weight",
+                f"{masked.decoder}.bias": masked.bias,
+            },
             settings=headed,
         ),
         Form(
@@ -278,9 +270,3 @@ def attention_modules(title: str) -> dict[str, AttentionModule]:
         f"{title}CrossAttention": AttentionModule(widths, cross=lambda module: True),
         f"{title}SelfAttention": AttentionModule(widths),
     }
-
-
-MASKED = [("transform", "cls.predictions.transform.dense"), ("norm", "cls.predictions.transform.LayerNorm")]
-"""BERT's head for masked tokens: our modules and theirs"""
-MASKED_ROBERTA = [("transform", "lm_head.dense"), ("norm", "lm_head.layer_norm")]
-CLASSES_ROBERTA = [("pooler", "classifier.dense"), ("output", "classifier.out_proj")]

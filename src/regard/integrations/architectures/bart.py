@@ -1,104 +1,80 @@
 """BART: names and configuration. Its position tables have two rows before the first token's."""
 
 from regard.integrations.architectures._base import (
-    ACTIVATIONS,
     Architecture,
     AttentionModule,
     Form,
+    Key,
+    Table,
     Widths,
     activation,
     pairs,
-    require,
+    token,
 )
 from regard.integrations.weights import Settings, Weight, each
 from regard.models import EncoderDecoder, EncoderDecoderConfig
 
-_POSITION_OFFSET = 2
+_TABLE = Table(
+    "bart",
+    EncoderDecoderConfig,
+    position="learned",
+    keys={
+        "vocab_size": Key("vocab_size", 50265),
+        "dim": Key("d_model", 1024),
+        "heads": Key("encoder_attention_heads"),
+        "layers": Key("decoder_layers", 12, Settings.layers),
+        "encoder_layers": Key("encoder_layers", 12, Settings.layers),
+        "mlp": Key("activation_function", "gelu", activation),
+        "mlp_dim": Key("encoder_ffn_dim"),
+        "max_length": Key("max_position_embeddings", 1024),
+        "dropout": Key("dropout", 0.1, Settings.number),
+        "attention_dropout": Key("attention_dropout", 0.0, Settings.number),
+        "start_token": Key("decoder_start_token_id", 2, token),
+        "end_token": Key("eos_token_id", 2, token),
+    },
+    fixed={
+        "position_offset": 2,
+        "embedding_norm": True,
+        "norm": "post",
+        "norm_kind": "layer",
+        "norm_eps": 1e-5,
+        "tied": True,
+        "output_bias": True,
+        "bias": True,
+        "logit_scale": 1.0,
+        "source_vocab_size": None,
+    },
+    only={
+        "normalize_before": False,
+        "add_final_layer_norm": False,
+        "add_bias_logits": False,
+        "static_position_embeddings": False,
+        "normalize_embedding": True,
+        "tie_word_embeddings": True,
+        "is_encoder_decoder": True,
+    },
+)
 
 
 def _config(settings: Settings) -> EncoderDecoderConfig:
-    dim = settings.axis("d_model", 1024)
-    heads = settings.one_of("encoder_attention_heads", "decoder_attention_heads")
-    width = settings.one_of("encoder_ffn_dim", "decoder_ffn_dim")
-    settings.divides("encoder_attention_heads", heads, "d_model", dim)
-    act = settings.choice("activation_function", list(ACTIVATIONS), "gelu")
-    for name in ("normalize_before", "add_final_layer_norm", "add_bias_logits", "static_position_embeddings"):
-        settings.choice(name, [False], False)
-    for name in ("normalize_embedding", "tie_word_embeddings", "is_encoder_decoder"):
-        settings.choice(name, [True], True)
-    layers = settings.layers("encoder_layers", 12)
-    settings.choice("num_hidden_layers", [layers], layers)
+    found = _TABLE.read(settings)
+    for name in ("attention_heads", "ffn_dim"):
+        settings.one_of(f"encoder_{name}", f"decoder_{name}")
+    settings.choice("num_hidden_layers", [found["encoder_layers"]], found["encoder_layers"])
     settings.get("is_decoder")  # of no use there
-    config = {
-        "vocab_size": settings.axis("vocab_size", 50265),
-        "layers": settings.layers("decoder_layers", 12),
-        "encoder_layers": layers,
-        "max_length": settings.axis("max_position_embeddings", 1024),
-        "dropout": settings.number("dropout", 0.1),
-        "attention_dropout": settings.number("attention_dropout", 0.0),
-        "start_token": int(settings.number("decoder_start_token_id", 2)),
-        "end_token": int(settings.number("eos_token_id", 2)),
-    }
     scaled = settings.flag("scale_embedding", False)
-    settings.check()
-    return EncoderDecoderConfig(
-        **config,  # type: ignore[arg-type]
-        dim=dim,
-        heads=heads,
-        mlp=ACTIVATIONS[str(act)],
-        mlp_dim=width,
-        position="learned",
-        position_offset=_POSITION_OFFSET,
-        embedding_scale=dim**0.5 if scaled else None,
-        embedding_norm=True,
-        norm="post",
-        norm_kind="layer",
-        tied=True,
-        output_bias=True,
-        bias=True,
-    )
+    return _TABLE.config(settings, found | {"embedding_scale": found["dim"] ** 0.5 if scaled else None})
 
 
 def _settings(config: EncoderDecoderConfig) -> dict[str, object]:
-    require(
-        config,
-        "bart",
-        position="learned",
-        position_offset=_POSITION_OFFSET,
-        norm="post",
-        norm_kind="layer",
-        norm_eps=1e-5,
-        embedding_norm=True,
-        embedding_scale=(None, 1.0, config.dim**0.5),
-        bias=True,
-        projection_bias=(None, True),
-        kv_heads=(None, config.heads),
-        key_dim=config.dim // config.heads,
-        source_vocab_size=None,
-        tied=True,
-        output_bias=True,
-        logit_scale=1.0,
-        mlp=tuple(dict.fromkeys(ACTIVATIONS.values())),
-    )
-    sides = {
-        f"{side}_{name}": value
-        for side in ("encoder", "decoder")
-        for name, value in (("attention_heads", config.heads), ("ffn_dim", config.mlp_width))
-    }
+    root = config.dim**0.5
+    settings = _TABLE.settings(config, embedding_scale=(None, 1.0, root), projection_bias=(None, True))
     return {
-        **sides,
-        "vocab_size": config.vocab_size,
-        "d_model": config.dim,
-        "encoder_layers": config.encoder.layers,
-        "decoder_layers": config.layers,
-        "activation_function": activation(config),
-        "max_position_embeddings": config.max_length,
-        "dropout": config.dropout,
-        "attention_dropout": config.attention_dropout,
+        **settings,
+        "decoder_attention_heads": config.heads,
+        "decoder_ffn_dim": config.mlp_width,
         "activation_dropout": 0.0,
-        "scale_embedding": config.embedding_scale == config.dim**0.5,
-        "decoder_start_token_id": config.start_token,
-        "eos_token_id": config.end_token,
+        "scale_embedding": config.embedding_scale == root,
         "forced_eos_token_id": None,
         "is_encoder_decoder": True,
         "tie_word_embeddings": True,

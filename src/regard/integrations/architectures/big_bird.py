@@ -10,13 +10,14 @@ from torch import Tensor
 from regard import specs
 from regard.attention.sparse.bigbird import Bigbird
 from regard.errors import UnsupportedError
-from regard.integrations.architectures._base import Architecture, require
+from regard.integrations.architectures._base import Architecture, Key, activation
 from regard.integrations.architectures._encoders import (
     MASKED,
     Network,
     encoder_config,
     encoder_forms,
     encoder_settings,
+    encoder_table,
     mlp_activation,
 )
 from regard.integrations.weights import Settings
@@ -28,16 +29,24 @@ _PLANNED_TOKENS = 1024
 """their random blocks lie among the first so many tokens"""
 
 
+_TABLE = encoder_table(
+    "big_bird",
+    keys={
+        "mlp": Key("hidden_act", "gelu_new", activation),
+        "vocab_size": Key("vocab_size", 50358),
+        "max_length": Key("max_position_embeddings", 4096),
+    },
+)
+
+
 def _config(settings: Settings) -> EncoderConfig:
     kind = settings.choice("attention_type", [_SPARSE, _FULL], _SPARSE)
     size, count = settings.size("block_size", 64), settings.number("num_random_blocks", 3)
     if count != int(count) or count < 0:
         settings.problems.append(f"num_random_blocks must be an integer of at least 0, got {count!r}")
     rescaled, bias = settings.flag("rescale_embeddings", False), settings.flag("use_bias", True)
-    config = encoder_config(settings, offset=0, act="gelu_new", vocab_size=50358, rows=4096)
-    config = replace(
-        config, embedding_scale=config.dim**0.5 if rescaled else None, projection_bias=None if bias else False
-    )
+    config = encoder_config(_TABLE, settings, projection_bias=None if bias else False)
+    config = replace(config, embedding_scale=config.dim**0.5 if rescaled else None)
     if kind == _FULL:
         return config
     spec = f"bigbird(block_size={size}, num_random={int(count)})"
@@ -45,10 +54,14 @@ def _config(settings: Settings) -> EncoderConfig:
 
 
 def _settings(config: EncoderConfig) -> dict[str, object]:
-    require(config, "big_bird", attention=None, position="learned", position_offset=0, projections="all")
     root = config.dim**0.5
     settings = encoder_settings(
-        config, "big_bird", attention=None, embedding_scale=(None, 1.0, root), projection_bias=(None, True, False)
+        _TABLE,
+        config,
+        attention=None,
+        embedding_scale=(None, 1.0, root),
+        projection_bias=(None, True, False),
+        projections="all",
     )
     return {
         **settings,
@@ -141,9 +154,6 @@ BIG_BIRD = Architecture(
         "bert.",
         "BigBird",
         masked=MASKED,
-        bias="cls.predictions.bias",
-        decoder="cls.predictions.decoder",
-        classes=[("pooler", "classifier.dense"), ("output", "classifier.out_proj")],
         pooler="pooler",
         transform=mlp_activation,
         pooled=mlp_activation,

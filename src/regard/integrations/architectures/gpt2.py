@@ -1,81 +1,47 @@
 """GPT-2: names and configuration. Its linear layers are stored (in, out), and one tensor holds q, k and v."""
 
-from regard.integrations.architectures._base import (
-    ACTIVATIONS,
-    Architecture,
-    AttentionModule,
-    Form,
-    Widths,
-    activation,
-    require,
-)
+from regard.integrations.architectures._base import Architecture, AttentionModule, Form, Key, Table, Widths, activation
 from regard.integrations.weights import Settings, Weight, each
 from regard.models import LanguageModel
 from regard.models.config import ModelConfig
 
+_TABLE = Table(
+    "gpt2",
+    ModelConfig,
+    position="learned",
+    keys={
+        "vocab_size": Key("vocab_size", 50257),
+        "dim": Key("n_embd", 768),
+        "heads": Key("n_head", 12),
+        "layers": Key("n_layer", 12, Settings.layers),
+        "max_length": Key("n_positions", 1024),
+        "mlp": Key("activation_function", "gelu_new", activation),
+        "mlp_dim": Key("n_inner", lambda found: 4 * found["dim"]),
+        "norm_eps": Key("layer_norm_epsilon", 1e-5, Settings.number),
+        "dropout": Key("resid_pdrop", 0.1, Settings.number),
+        "attention_dropout": Key("attn_pdrop", 0.1, Settings.number),
+        "tied": Key("tie_word_embeddings", True, Settings.flag),
+    },
+    fixed={"position_offset": 0, "norm": "pre", "norm_kind": "layer", "bias": True},
+    only={
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+        "is_causal": True,
+    },
+)
+
 
 def _config(settings: Settings) -> ModelConfig:
-    dim, heads = settings.axis("n_embd", 768), settings.axis("n_head", 12)
-    settings.divides("n_head", heads, "n_embd", dim)
-    act = settings.choice("activation_function", list(ACTIVATIONS), "gelu_new")
-    settings.choice("scale_attn_weights", [True], True)
-    settings.choice("scale_attn_by_inverse_layer_idx", [False], False)
-    settings.choice("add_cross_attention", [False], False)
-    settings.choice("is_causal", [True], True)
-    dropouts = {name: settings.number(name, 0.1) for name in ("embd_pdrop", "resid_pdrop")}
+    found = _TABLE.read(settings)
+    dropouts = {"embd_pdrop": settings.number("embd_pdrop", 0.1), "resid_pdrop": found["dropout"]}
     if len(set(dropouts.values())) > 1:
         settings.problems.append(f"embd_pdrop and resid_pdrop are one number in regard's model, got {dropouts}")
-    config = {
-        "vocab_size": settings.axis("vocab_size", 50257),
-        "layers": settings.layers("n_layer", 12),
-        "mlp_dim": settings.axis("n_inner", 4 * dim),
-        "max_length": settings.axis("n_positions", 1024),
-        "norm_eps": settings.number("layer_norm_epsilon", 1e-5),
-        "attention_dropout": settings.number("attn_pdrop", 0.1),
-        "dropout": dropouts["resid_pdrop"],
-    }
-    tied = settings.flag("tie_word_embeddings", True)
-    settings.check()
-    return ModelConfig(
-        **config,  # type: ignore[arg-type]
-        dim=dim,
-        heads=heads,
-        position="learned",
-        mlp=ACTIVATIONS[str(act)],
-        norm_kind="layer",
-        tied=tied,
-        bias=True,
-    )
+    return _TABLE.config(settings, found)
 
 
 def _settings(config: ModelConfig) -> dict[str, object]:
-    require(
-        config,
-        "gpt2",
-        position="learned",
-        norm="pre",
-        norm_kind="layer",
-        bias=True,
-        embedding_scale=(None, 1.0),
-        position_offset=0,
-        kv_heads=(None, config.heads),
-        key_dim=config.dim // config.heads,
-        mlp=tuple(dict.fromkeys(ACTIVATIONS.values())),
-    )
-    return {
-        "n_embd": config.dim,
-        "n_head": config.heads,
-        "n_layer": config.layers,
-        "n_inner": config.mlp_width,
-        "n_positions": config.max_length,
-        "activation_function": activation(config),
-        "layer_norm_epsilon": config.norm_eps,
-        "attn_pdrop": config.attention_dropout,
-        "embd_pdrop": config.dropout,
-        "resid_pdrop": config.dropout,
-        "tie_word_embeddings": config.tied,
-        "vocab_size": config.vocab_size,
-    }
+    return {**_TABLE.settings(config), "embd_pdrop": config.dropout}
 
 
 def _weights(config: ModelConfig) -> list[Weight]:

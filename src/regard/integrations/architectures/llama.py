@@ -1,20 +1,22 @@
 """Llama: names, configuration, and the same in GGUF."""
 
-from regard.integrations.architectures._base import Architecture, AttentionModule, Gguf
-from regard.integrations.architectures._decoders import decoder_config, decoder_form, decoder_settings, widths
+from regard.integrations.architectures._base import Gguf
+from regard.integrations.architectures._decoders import decoder, decoder_config, decoder_settings, decoder_table
 from regard.integrations.weights import Settings, Weight, each
 from regard.models.config import ModelConfig
+
+_TABLE = decoder_table("llama")
 
 
 def _config(settings: Settings) -> ModelConfig:
     bias = settings.flag("attention_bias", False)
     settings.choice("mlp_bias", [bias], False)
     settings.choice("rope_interleaved", [False], False)
-    return decoder_config(settings, bias=bias)
+    return decoder_config(_TABLE, settings, bias=bias)
 
 
 def _settings(config: ModelConfig) -> dict[str, object]:
-    settings = decoder_settings(config, "llama", projection_bias=(None, config.bias))
+    settings = decoder_settings(_TABLE, config, projection_bias=(None, config.bias))
     return {**settings, "attention_bias": config.bias, "mlp_bias": config.bias}
 
 
@@ -64,12 +66,10 @@ def _gguf_weights(config: ModelConfig) -> list[Weight]:
     return each(weights, config.layers)
 
 
-LLAMA = Architecture(
-    name="llama",
+LLAMA = decoder(
+    _TABLE,
+    "Llama",
     config=_config,
     settings=_settings,
-    forms=(decoder_form("Llama"),),
-    prefix="model.",
     gguf=Gguf(keys=_GGUF_KEYS, weights=_gguf_weights, check=_gguf_check),
-    modules={"LlamaAttention": AttentionModule(widths)},
 )

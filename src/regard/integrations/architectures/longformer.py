@@ -5,17 +5,19 @@ from typing import cast
 
 from regard.attention.sparse.longformer import Longformer
 from regard.errors import UnsupportedError
-from regard.integrations.architectures._base import Architecture, require
+from regard.integrations.architectures._base import Architecture
 from regard.integrations.architectures._encoders import (
-    CLASSES_ROBERTA,
     MASKED_ROBERTA,
     Network,
     encoder_forms,
+    encoder_table,
     roberta_config,
     roberta_settings,
 )
 from regard.integrations.weights import Settings
 from regard.models import Classifier, Encoder, EncoderConfig
+
+_TABLE = encoder_table("longformer", offset=None, skip_padding=True)
 
 
 def _config(settings: Settings) -> EncoderConfig:
@@ -26,21 +28,16 @@ def _config(settings: Settings) -> EncoderConfig:
     odd = [width for width in widths if isinstance(width, bool) or not isinstance(width, int) or width < 2 or width % 2]
     if odd:
         settings.problems.append(f"attention_window counts both sides and is even and positive, got {odd[0]!r}")
-    config = roberta_config(settings)
+    config = roberta_config(_TABLE, settings)
     # transformers marks the first token, and no other, when the network for classes is given no marks.
     first = int("LongformerForSequenceClassification" in str(settings.get("architectures")))
     specs = [f"longformer(window={cast(int, width) // 2}, num_global={first})" for width in widths]
-    return replace(
-        config,
-        attention=tuple(specs) if len(set(specs)) > 1 else (specs[0],),
-        attention_dropout=0.0,
-        projections="global",
-    )
+    attention = tuple(specs) if len(set(specs)) > 1 else (specs[0],)
+    return replace(config, attention=attention, attention_dropout=0.0, projections="global")
 
 
 def _settings(config: EncoderConfig) -> dict[str, object]:
-    require(config, "longformer", attention=None, position="learned", projections="global")
-    return roberta_settings(config, "longformer", attention=None)
+    return roberta_settings(_TABLE, config, attention=None, projections="global")
 
 
 def _windows(network: Network) -> dict[str, object]:
@@ -65,9 +62,6 @@ LONGFORMER = Architecture(
         "longformer.",
         "Longformer",
         masked=MASKED_ROBERTA,
-        bias="lm_head.bias",
-        decoder="lm_head.decoder",
-        classes=CLASSES_ROBERTA,
         settings=_windows,
     ),
     prefix="longformer.",

@@ -9,13 +9,14 @@ from dataclasses import replace
 from regard import specs
 from regard.attention.lowrank.nystrom import Nystrom
 from regard.errors import UnsupportedError
-from regard.integrations.architectures._base import Architecture, require
+from regard.integrations.architectures._base import Architecture, Key, activation
 from regard.integrations.architectures._encoders import (
     MASKED,
     Network,
     encoder_config,
     encoder_forms,
     encoder_settings,
+    encoder_table,
     mlp_activation,
 )
 from regard.integrations.weights import Settings, Weight
@@ -23,6 +24,17 @@ from regard.models import Encoder, EncoderConfig
 
 _OFFSET = 2
 """rows of their position table before the first token's, which `max_position_embeddings` does not count"""
+
+_TABLE = encoder_table(
+    "nystromformer",
+    offset=_OFFSET,
+    keys={
+        "mlp": Key("hidden_act", "gelu_new", activation),
+        "vocab_size": Key("vocab_size", 30000),
+        "max_length": Key("max_position_embeddings", 510),
+        "norm_eps": Key("layer_norm_eps", 1e-5, Settings.number),
+    },
+)
 
 
 def _config(settings: Settings) -> EncoderConfig:
@@ -32,22 +44,19 @@ def _config(settings: Settings) -> EncoderConfig:
     width = settings.axis("conv_kernel_size", 65)
     if width % 2 == 0:
         settings.problems.append(f"conv_kernel_size={width} is even, and its values are no longer one for each token")
-    config = encoder_config(settings, offset=0, act="gelu_new", vocab_size=30000, rows=510, norm_eps=1e-5)
+    config = encoder_config(_TABLE, settings)
     rebuilt = f"num_landmarks={landmarks}, norm='{'matrix' if own_norm else 'heads'}'"
     # Where landmarks are as many as tokens theirs is the softmax itself, whatever the length of a text.
     chosen = "num_landmarks=None, pinv='exact'" if landmarks == length else rebuilt
     return replace(
         config,
-        position_offset=_OFFSET,
         attention=(f"nystrom({chosen}, convolution={width})",),
         attention_dropout=0.0,  # theirs has the setting, and nothing that reads it
     )
 
 
 def _settings(config: EncoderConfig) -> dict[str, object]:
-    settings = encoder_settings(config, "nystromformer", attention=None)
-    require(config, "nystromformer", attention=None, position="learned", position_offset=_OFFSET, projections="all")
-    return {**settings, "max_position_embeddings": config.max_length, "pad_token_id": 1}
+    return {**encoder_settings(_TABLE, config, attention=None, projections="all"), "pad_token_id": 1}
 
 
 def _landmarks(network: Network) -> dict[str, object]:
@@ -102,9 +111,6 @@ NYSTROMFORMER = Architecture(
         "nystromformer.",
         "Nystromformer",
         masked=MASKED,
-        bias="cls.predictions.bias",
-        decoder="cls.predictions.decoder",
-        classes=[("pooler", "classifier.dense"), ("output", "classifier.out_proj")],
         transform=mlp_activation,
         pooled=mlp_activation,
         mechanism=_filters,

@@ -15,13 +15,13 @@ from torch import Tensor
 from regard import specs
 from regard.attention.sparse.pattern import Pattern
 from regard.errors import CheckpointError, UnsupportedError
-from regard.integrations.architectures._base import ACTIVATIONS, Architecture, Form, activation, pairs, require
+from regard.integrations.architectures._base import Architecture, Form, Key, Table, activation, pairs
 from regard.integrations.weights import Settings, Stored, Weight
 from regard.models import LanguageModel
 from regard.models.config import ModelConfig
 
 _PREFIX = "reformer."
-_TABLE = f"{_PREFIX}embeddings.position_embeddings.embedding.weight"
+_POSITIONS = f"{_PREFIX}embeddings.position_embeddings.embedding.weight"
 _AXES = f"{_PREFIX}embeddings.position_embeddings.weights."
 _BLOCK = re.compile(r"block\((\d+), (\d+)\)")
 _HASHED = "lsh(num_buckets=1, rounds=1)"
@@ -31,83 +31,61 @@ def _local(chunk: int, past: int) -> str:
     return f"pattern(rule='block({chunk}, {past})')"
 
 
+_TABLE = Table(
+    "reformer",
+    ModelConfig,
+    position="learned",
+    keys={
+        "vocab_size": Key("vocab_size", 320),
+        "dim": Key("hidden_size", 256),
+        "heads": Key("num_attention_heads", 12),
+        "head_dim": Key("attention_head_size", 64),
+        "layers": Key("num_hidden_layers", 6, Settings.layers),
+        "mlp": Key("hidden_act", "relu", activation),
+        "mlp_dim": Key("feed_forward_size", 512),
+        "max_length": Key("max_position_embeddings", 4096, Settings.size),
+        "norm_eps": Key("layer_norm_eps", 1e-12, Settings.number),
+        "dropout": Key("hidden_dropout_prob", 0.05, Settings.number),
+    },
+    fixed={
+        "position_offset": 0,
+        "embedding_norm": False,
+        "block": "reversible",
+        "both_streams": True,
+        "norm": "pre",
+        "norm_kind": "layer",
+        "tied": False,
+        "output_bias": True,
+        "bias": True,
+        "projection_bias": False,
+    },
+    only={"tie_word_embeddings": False, "local_num_chunks_after": 0},
+)
+
+
 def _config(settings: Settings) -> ModelConfig:
-    layers, kinds = settings.layers("num_hidden_layers", 6), settings.get("attn_layers", ["local", "lsh"] * 3)
+    found = _TABLE.read(settings)
+    layers, kinds = found["layers"], settings.get("attn_layers", ["local", "lsh"] * 3)
     if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {"local", "lsh"}:
         settings.problems.append(f"attn_layers must name local or lsh for each of {layers} layers, got {kinds!r}")
         kinds = ["local"] * layers
     settings.choice("is_decoder", [True], False)
-    settings.choice("tie_word_embeddings", [False], False)
-    settings.choice("local_num_chunks_after", [0], 0)
-    act = settings.choice("hidden_act", list(ACTIVATIONS), "relu")
     chunk, past = settings.size("local_attn_chunk_length", 64), settings.number("local_num_chunks_before", 1)
     if past != int(past) or past < 0:
         settings.problems.append(f"local_num_chunks_before must be an integer of at least 0, got {past!r}")
-    longest, hashed = settings.size("max_position_embeddings", 4096), settings.size("lsh_attn_chunk_length", 64)
-    if "lsh" in kinds:
-        longest = min(longest, hashed)
-    config = {
-        "vocab_size": settings.axis("vocab_size", 320),
-        "dim": settings.axis("hidden_size", 256),
-        "heads": settings.axis("num_attention_heads", 12),
-        "head_dim": settings.axis("attention_head_size", 64),
-        "mlp_dim": settings.axis("feed_forward_size", 512),
-        "norm_eps": settings.number("layer_norm_eps", 1e-12),
-        "dropout": settings.number("hidden_dropout_prob", 0.05),
-        # `lsh` drops no weights.
-        "attention_dropout": 0.0 if "lsh" in kinds else settings.number("local_attention_probs_dropout_prob", 0.05),
-    }
-    settings.check()
-    return ModelConfig(
-        **config,  # type: ignore[arg-type]
-        layers=layers,
-        attention=tuple(_local(chunk, int(past)) if kind == "local" else _HASHED for kind in kinds),
-        max_length=longest,
-        position="learned",
-        block="reversible",
-        both_streams=True,
-        mlp=ACTIVATIONS[str(act)],
-        norm="pre",
-        norm_kind="layer",
-        tied=False,
-        output_bias=True,
-        bias=True,
-        projection_bias=False,
-    )
+    hashed = settings.size("lsh_attn_chunk_length", 64)
+    if "lsh" in kinds:  # which drops no weights
+        found["max_length"] = min(found["max_length"], hashed)
+    else:
+        found["attention_dropout"] = settings.number("local_attention_probs_dropout_prob", 0.05)
+    attention = tuple(_local(chunk, int(past)) if kind == "local" else _HASHED for kind in kinds)
+    return _TABLE.config(settings, found | {"attention": attention})
 
 
 def _settings(config: ModelConfig) -> dict[str, object]:
-    require(
-        config,
-        "reformer",
-        attention=None,
-        position="learned",
-        position_offset=0,
-        block="reversible",
-        both_streams=True,
-        output_bias=True,
-        norm="pre",
-        norm_kind="layer",
-        bias=True,
-        projection_bias=False,
-        embedding_scale=(None, 1.0),
-        embedding_norm=False,
-        kv_heads=(None, config.heads),
-        tied=False,
-        mlp=tuple(dict.fromkeys(ACTIVATIONS.values())),
-    )
     return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.dim,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "attention_head_size": config.key_dim,
-        "feed_forward_size": config.mlp_width,
-        "hidden_act": activation(config),
-        "layer_norm_eps": config.norm_eps,
-        "hidden_dropout_prob": config.dropout,
+        **_TABLE.settings(config, attention=None),
         "local_attention_probs_dropout_prob": config.attention_dropout,
-        "max_position_embeddings": config.max_length,
         "axial_pos_embds": False,
         "is_decoder": True,
         "tie_word_embeddings": False,
@@ -153,7 +131,7 @@ def _layers(model: LanguageModel) -> dict[str, object]:
 def _weights(config: ModelConfig) -> list[Weight]:
     weights = [
         Weight("embeddings.table.weight", f"{_PREFIX}embeddings.word_embeddings.weight"),
-        Weight("embeddings.position.table", _TABLE),
+        Weight("embeddings.position.table", _POSITIONS),
         *pairs([("norm", f"{_PREFIX}encoder.layer_norm")], bias=True),
         Weight("output.weight", "lm_head.decoder.weight"),
         Weight("output.bias", "lm_head.bias"),
@@ -206,9 +184,9 @@ def _made(stored: Mapping[str, Stored], config: ModelConfig, settings: Settings)
             at = torch.arange(min(config.max_length, count))
             return torch.cat([first[at // second.shape[1], 0], second[0, at % second.shape[1]]], -1)
 
-        stored[_TABLE] = Stored((min(config.max_length, count), width), joined)
-    elif (table := stored.get(_TABLE)) is not None and len(table.shape) == 2 and table.shape[0] > config.max_length:
-        stored[_TABLE] = Stored((config.max_length, table.shape[1]), lambda: table.read()[: config.max_length])
+        stored[_POSITIONS] = Stored((min(config.max_length, count), width), joined)
+    elif (table := stored.get(_POSITIONS)) is not None and len(table.shape) == 2 and table.shape[0] > config.max_length:
+        stored[_POSITIONS] = Stored((config.max_length, table.shape[1]), lambda: table.read()[: config.max_length])
     return stored
 
 

@@ -2,26 +2,21 @@
 
 from regard.integrations.architectures._base import Architecture
 from regard.integrations.architectures._encoders import (
-    CLASSES_ROBERTA,
     MASKED_ROBERTA,
     attention_modules,
     encoder_forms,
+    encoder_table,
     roberta_config,
     roberta_settings,
 )
 
+_TABLE = encoder_table("roberta", offset=None, skip_padding=True)
+
 ROBERTA = Architecture(
     name="roberta",
-    config=roberta_config,
-    settings=roberta_settings,
-    forms=encoder_forms(
-        "roberta.",
-        "Roberta",
-        masked=MASKED_ROBERTA,
-        bias="lm_head.bias",
-        decoder="lm_head.decoder",
-        classes=CLASSES_ROBERTA,
-    ),
+    config=lambda settings: roberta_config(_TABLE, settings),
+    settings=lambda config: roberta_settings(_TABLE, config),
+    forms=encoder_forms("roberta.", "Roberta", masked=MASKED_ROBERTA),
     prefix="roberta.",
     modules=attention_modules("Roberta"),
 )

@@ -1,7 +1,16 @@
 """T5, both versions: names and configuration."""
 
 from regard import specs
-from regard.integrations.architectures._base import Architecture, AttentionModule, Form, Widths, pairs, require
+from regard.integrations.architectures._base import (
+    Architecture,
+    AttentionModule,
+    Form,
+    Key,
+    Table,
+    Widths,
+    pairs,
+    token,
+)
 from regard.integrations.weights import Settings, Weight, each
 from regard.models import EncoderDecoder, EncoderDecoderConfig
 from regard.models.block_config import GATED, MlpKind
@@ -15,91 +24,82 @@ _FEED_FORWARDS: dict[str, MlpKind] = {
 _ATTENTION = "softmax(scale=1.0)"
 
 
+_TABLE = Table(
+    "t5",
+    EncoderDecoderConfig,
+    position="t5_bias",
+    keys={
+        "vocab_size": Key("vocab_size", 32128),
+        "dim": Key("d_model", 512),
+        "heads": Key("num_heads", 8),
+        "head_dim": Key("d_kv", 64),
+        "encoder_layers": Key("num_layers", 6, Settings.layers),
+        "layers": Key("num_decoder_layers", lambda found: found["encoder_layers"], Settings.layers),
+        "mlp_dim": Key("d_ff", 2048),
+        "max_length": Key("n_positions", 512, Settings.size),
+        "norm_eps": Key("layer_norm_epsilon", 1e-6, Settings.number),
+        "dropout": Key("dropout_rate", 0.1, Settings.number),
+        "end_token": Key("eos_token_id", 1, token),
+    },
+    fixed={
+        "embedding_norm": False,
+        "norm": "pre",
+        "norm_kind": "rms",
+        "bias": False,
+        "output_bias": False,
+        "source_vocab_size": None,
+    },
+    only={"is_encoder_decoder": True},
+)
+
+
 def _config(settings: Settings) -> EncoderDecoderConfig:
-    dim, heads = settings.axis("d_model", 512), settings.axis("num_heads", 8)
-    head_dim = settings.axis("d_kv", 64)
-    layers = settings.layers("num_layers", 6)
+    found = _TABLE.read(settings)
+    dim, head_dim = found["dim"], found["head_dim"]
     kind = settings.choice("feed_forward_proj", list(_FEED_FORWARDS), "relu")
     buckets = settings.axis("relative_attention_num_buckets", 32)
     furthest = settings.size("relative_attention_max_distance", 128)
     act = "gelu_new" if kind == "gated-gelu" else str(kind).removeprefix("gated-")
-    for name, follows in (("dense_act_fn", act), ("is_gated_act", act != kind), ("is_encoder_decoder", True)):
+    for name, follows in (("dense_act_fn", act), ("is_gated_act", act != kind)):
         settings.choice(name, [follows], follows)
     settings.get("is_decoder")  # of no use there
     # Version 1.1 says that the embeddings are not tied; transformers 5 writes it as tied, without the scale and with an
     # output layer.
     said = settings.flag("tie_word_embeddings", True)
     scaled = bool(settings.choice("scale_decoder_outputs", [True, False], said))
-    tied = (said and scaled) or "lm_head.weight" not in settings.tensors
-    config = {
-        "vocab_size": settings.axis("vocab_size", 32128),
-        "layers": settings.layers("num_decoder_layers", layers),
-        "encoder_layers": layers,
-        "mlp_dim": settings.axis("d_ff", 2048),
-        "max_length": settings.size("n_positions", 512),
-        "norm_eps": settings.number("layer_norm_epsilon", 1e-6),
-        "dropout": settings.number("dropout_rate", 0.1),
-        "attention_dropout": settings.number("dropout_rate", 0.1),
-        "start_token": int(settings.number("decoder_start_token_id", settings.number("pad_token_id", 0))),
-        "end_token": int(settings.number("eos_token_id", 1)),
+    found |= {
+        "head_dim": None if head_dim * found["heads"] == dim else head_dim,
+        "attention": (_ATTENTION,),
+        "encoder_attention": (_ATTENTION,),
+        "cross_attention": (_ATTENTION,),
+        "position": f"t5_bias(num_buckets={buckets}, max_distance={furthest})",
+        "mlp": _FEED_FORWARDS.get(str(kind)),
+        "attention_dropout": found["dropout"],
+        "start_token": token(settings, "decoder_start_token_id", settings.number("pad_token_id", 0)),
+        "tied": (said and scaled) or "lm_head.weight" not in settings.tensors,
+        "logit_scale": dim**-0.5 if scaled else 1.0,
     }
-    settings.check()
-    return EncoderDecoderConfig(
-        **config,  # type: ignore[arg-type]
-        dim=dim,
-        heads=heads,
-        head_dim=None if head_dim * heads == dim else head_dim,
-        mlp=_FEED_FORWARDS[str(kind)],
-        attention=(_ATTENTION,),
-        encoder_attention=(_ATTENTION,),
-        cross_attention=(_ATTENTION,),
-        position=f"t5_bias(num_buckets={buckets}, max_distance={furthest})",
-        norm="pre",
-        norm_kind="rms",
-        tied=tied,
-        logit_scale=dim**-0.5 if scaled else 1.0,
-        bias=False,
-    )
+    return _TABLE.config(settings, found)
 
 
 def _settings(config: EncoderDecoderConfig) -> dict[str, object]:
-    require(
+    settings = _TABLE.settings(
         config,
-        "t5",
         attention=_ATTENTION,
-        position="t5_bias",
-        norm="pre",
-        norm_kind="rms",
-        embedding_norm=False,
-        embedding_scale=(None, 1.0),
-        bias=False,
         projection_bias=(None, False),
-        kv_heads=(None, config.heads),
-        source_vocab_size=None,
-        output_bias=False,
         logit_scale=(1.0, config.dim**-0.5),
         mlp=tuple(_FEED_FORWARDS.values()),
     )
     options = {"num_buckets": 32, "max_distance": 128, **specs.parse(config.position).options}
     return {
-        "vocab_size": config.vocab_size,
-        "d_model": config.dim,
-        "d_kv": config.key_dim,
-        "d_ff": config.mlp_width,
-        "num_layers": config.encoder.layers,
-        "num_decoder_layers": config.layers,
-        "num_heads": config.heads,
+        **settings,
         "relative_attention_num_buckets": options["num_buckets"],
         "relative_attention_max_distance": options["max_distance"],
-        "dropout_rate": config.dropout,
-        "layer_norm_epsilon": config.norm_eps,
         "feed_forward_proj": next(theirs for theirs, ours in _FEED_FORWARDS.items() if ours == config.mlp),
-        "n_positions": config.max_length,
         "tie_word_embeddings": config.tied,
         "scale_decoder_outputs": config.logit_scale != 1,
         "decoder_start_token_id": config.start_token,
         "pad_token_id": config.start_token,
-        "eos_token_id": config.end_token,
         "is_encoder_decoder": True,
     }
 

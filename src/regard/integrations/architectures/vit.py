@@ -4,17 +4,17 @@ from typing import Any
 
 from regard.errors import UnsupportedError
 from regard.integrations.architectures._base import (
-    ACTIVATIONS,
     Architecture,
     AttentionModule,
     Form,
+    Key,
+    Table,
     Widths,
-    activation,
     class_count,
     class_settings,
     pairs,
-    require,
 )
+from regard.integrations.architectures._encoders import ENCODER_KEYS
 from regard.integrations.weights import Settings, Weight, each
 from regard.models import Classifier, Encoder, EncoderConfig
 
@@ -33,10 +33,30 @@ def _sides(settings: Settings, name: str, default: int) -> tuple[int, int]:
     return height, width
 
 
+_TABLE = Table(
+    "vit",
+    EncoderConfig,
+    position="learned",
+    keys={
+        **ENCODER_KEYS,
+        "dropout": Key("hidden_dropout_prob", 0.0, Settings.number),
+        "attention_dropout": Key("attention_probs_dropout_prob", 0.0, Settings.number),
+    },
+    fixed={
+        "vocab_size": 0,
+        "cls_token": True,
+        "pooler": False,
+        "position_offset": 0,
+        "embedding_norm": False,
+        "norm": "pre",
+        "norm_kind": "layer",
+        "bias": True,
+    },
+)
+
+
 def _config(settings: Settings) -> EncoderConfig:
-    dim, heads = settings.axis("hidden_size", 768), settings.axis("num_attention_heads", 12)
-    settings.divides("num_attention_heads", heads, "hidden_size", dim)
-    act = settings.choice("hidden_act", list(ACTIVATIONS), "gelu")
+    found = _TABLE.read(settings)
     height, width = _sides(settings, "image_size", 224)
     patch, other = _sides(settings, "patch_size", 16)
     channels = settings.axis("num_channels", 3)
@@ -44,52 +64,17 @@ def _config(settings: Settings) -> EncoderConfig:
         settings.problems.append(f"patch_size={patch} x {other}: regard's model has squares")
     if height % patch or width % patch:
         settings.problems.append(f"image_size={height} x {width}: its sides are no multiples of patch_size={patch}")
-    config = {
-        "layers": settings.layers("num_hidden_layers", 12),
-        "mlp_dim": settings.axis("intermediate_size", 3072),
-        "norm_eps": settings.number("layer_norm_eps", 1e-12),
-        "dropout": settings.number("hidden_dropout_prob", 0.0),
-        "attention_dropout": settings.number("attention_probs_dropout_prob", 0.0),
+    found |= {
+        "input_dim": channels * patch**2,
+        "image": (channels, height, width),
+        "max_length": height // patch * (width // patch) + 1,
+        "projection_bias": None if settings.flag("qkv_bias", True) else False,
     }
-    biased = settings.flag("qkv_bias", True)
-    settings.check()
-    return EncoderConfig(
-        **config,  # type: ignore[arg-type]
-        vocab_size=0,
-        input_dim=channels * patch**2,
-        image=(channels, height, width),
-        cls_token=True,
-        dim=dim,
-        heads=heads,
-        max_length=height // patch * (width // patch) + 1,
-        position="learned",
-        mlp=ACTIVATIONS[str(act)],
-        norm="pre",
-        norm_kind="layer",
-        bias=True,
-        projection_bias=None if biased else False,
-    )
+    return _TABLE.config(settings, found)
 
 
 def _settings(config: EncoderConfig) -> dict[str, object]:
-    require(
-        config,
-        "vit",
-        position="learned",
-        position_offset=0,
-        norm="pre",
-        norm_kind="layer",
-        embedding_norm=False,
-        embedding_scale=(None, 1.0),
-        bias=True,
-        projection_bias=(None, True, False),
-        vocab_size=0,
-        cls_token=True,
-        pooler=False,
-        kv_heads=(None, config.heads),
-        key_dim=config.dim // config.heads,
-        mlp=tuple(dict.fromkeys(ACTIVATIONS.values())),
-    )
+    settings = _TABLE.settings(config, projection_bias=(None, True, False))
     if config.image is None:
         raise UnsupportedError("this model cannot be written as vit: image=None, and its configuration names a shape")
     channels, height, width = config.image
@@ -99,14 +84,7 @@ def _settings(config: EncoderConfig) -> dict[str, object]:
             "an image and one"
         )
     return {
-        "hidden_size": config.dim,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "intermediate_size": config.mlp_width,
-        "hidden_act": activation(config),
-        "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": config.attention_dropout,
-        "layer_norm_eps": config.norm_eps,
+        **settings,
         "image_size": height if height == width else [height, width],
         "patch_size": config.patch,
         "num_channels": channels,

@@ -1,16 +1,18 @@
-"""Published model shapes by name: one file each, found without importing any of them."""
+"""Published model shapes by name: rows and functions in a few files by kind. Imports no torch."""
 
-import dataclasses
-import importlib
-import inspect
-import typing
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
-from regard import specs
 from regard.errors import ConfigError, nearest
+from regard.models.presets import decoders, encoder_decoders, encoders, images, segments, units
+from regard.models.presets._preset import Preset
 
-PACKAGE = "regard.models.presets"
+_TABLE: Mapping[str, Preset] = {
+    name: found
+    for module in (decoders, encoder_decoders, encoders, images, segments, units)
+    for name, found in vars(module).items()
+    if isinstance(found, Preset) and not name.startswith("_")
+}
 
 
 def names() -> list[str]:
@@ -20,19 +22,18 @@ def names() -> list[str]:
         >>> "gpt" in names()
         True
     """
-    return sorted(specs.files(PACKAGE))
+    return sorted(_TABLE)
 
 
-def function(name: str) -> Callable[..., Any]:
-    """The preset's function: keyword arguments in, a configuration of the `kind` out.
+def function(name: str) -> Preset:
+    """The preset of a name: keyword arguments in, a configuration of the `kind` out.
 
     Raises:
         ConfigError: an unknown name.
     """
-    known = specs.files(PACKAGE)
-    if name not in known:
-        raise ConfigError(f"unknown preset {name!r}: {nearest(name, known)}")
-    return getattr(importlib.import_module(known[name]), name)
+    if name not in _TABLE:
+        raise ConfigError(f"unknown preset {name!r}: {nearest(name, _TABLE)}")
+    return _TABLE[name]
 
 
 def kind(name: str) -> type[Any]:
@@ -45,7 +46,7 @@ def kind(name: str) -> type[Any]:
         >>> kind("gpt").__name__, kind("bert").__name__, kind("t5").__name__
         ('ModelConfig', 'EncoderConfig', 'EncoderDecoderConfig')
     """
-    return typing.get_type_hints(function(name))["return"]
+    return function(name).kind
 
 
 def build(name: str, **overrides: object) -> Any:
@@ -62,12 +63,7 @@ def build(name: str, **overrides: object) -> Any:
     Example:
         >>> build("gpt", layers=2, dim=64, heads=2).mlp_width
         256
+        >>> build("performer", num_features=64).attention
+        ("performer(num_features=64, feature_map='positive')",)
     """
-    make = function(name)
-    arguments = inspect.signature(make).parameters
-    known = [*arguments, *(field.name for field in dataclasses.fields(kind(name)))]
-    for field in overrides:
-        if field not in known:
-            raise ConfigError(f"preset {name} has no field {field!r}: {nearest(field, known)}")
-    config = make(**{field: value for field, value in overrides.items() if field in arguments})
-    return dataclasses.replace(config, **{f: value for f, value in overrides.items() if f not in arguments})
+    return function(name)(**overrides)
