@@ -14,7 +14,7 @@ MAIN := not external and not study and not processes and not mutants and not avx
 .venv/.base: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --editable '.[lab]'
 	@touch $@
 
 .venv/.test: .venv/.base
@@ -69,7 +69,7 @@ VERSION_TESTS ?=
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/python -m pip install --quiet uv $(if $(TORCH_VERSION),torch==$(TORCH_VERSION),$(TORCH))
 	echo "torch; sys_platform == 'never'" > .venv-$*/overrides.txt
-	.venv-$*/bin/uv pip compile --quiet pyproject.toml --extra test --extra pretrained --override .venv-$*/overrides.txt \
+	.venv-$*/bin/uv pip compile --quiet pyproject.toml --extra test --extra lab --extra pretrained --override .venv-$*/overrides.txt \
 		--python .venv-$*/bin/python --resolution $(if $(filter lowest,$*),lowest-direct,highest) --output-file .venv-$*/pins.txt
 	.venv-$*/bin/python -m pip install --quiet --requirement .venv-$*/pins.txt
 	.venv-$*/bin/python -m pip install --quiet --no-deps --editable .
@@ -81,7 +81,7 @@ test-lowest test-highest: test-%: .venv-%/.done  ## the suite (or VERSION_TESTS 
 .venv-sbom/.done: pyproject.toml
 	$(PYTHON) -m venv .venv-sbom
 	.venv-sbom/bin/python -m pip install --quiet $(TORCH)
-	.venv-sbom/bin/python -m pip install --quiet '.[log,pretrained,knn,metrics,parquet]' packaging
+	.venv-sbom/bin/python -m pip install --quiet '.[lab,log,pretrained,knn,metrics,parquet]' packaging
 	@touch $@
 
 sbom: .venv/.base .venv-sbom/.done  ## sbom.json: what an installation with every extra consists of, as CycloneDX
@@ -116,17 +116,17 @@ five-minutes: .venv/.external  ## what a newcomer does first, from a wheel in an
 	$(BIN)/python -m tests.install.first_five_minutes
 
 bench: .venv/.base  ## recorded, never asserted; see LOG.md
-	for script in benchmarks/[a-z]*.py; do $(BIN)/python $$script || exit 1; done
-	$(BIN)/regard claims all --out runs/claims
+	for script in evidence/benchmarks/[a-z]*.py; do $(BIN)/python $$script || exit 1; done
+	$(BIN)/python -m evidence.claims all --out runs/claims
 
 mutation: .venv/.test  ## mechanical mutants of every mechanism; records the survivors
 	$(BIN)/python -m tests.mutants.mechanical --tests 'tests/attention/{family}/test_{name}.py' --record
 
 campaign: .venv/.test  ## attacks the library; goes on behind docs/recorded/reliability.jsonl, writes docs/reliability.md
-	PYTHONPATH=src $(BIN)/python -m campaign
+	PYTHONPATH=src $(BIN)/python -m evidence.campaign
 
 campaign-short: .venv/.test  ## a little of every part with new seeds, in less than two minutes; writes nothing
-	PYTHONPATH=src $(BIN)/python -m campaign --short
+	PYTHONPATH=src $(BIN)/python -m evidence.campaign --short
 
 clean:
 	rm -rf .venv .venv-lowest .venv-highest .venv-sbom sbom.json docs/_build docs/generated build dist

@@ -13,7 +13,7 @@ import pages
 from importable import importable
 
 import regard
-from regard import core
+from regard.core import attention as core
 
 CLASSES = (regard.AttentionLayer, regard.Heads, regard.ScoreBias, regard.State, core.Call)
 

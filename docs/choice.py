@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from regard.benchmark.board import TITLES, quantity
-from regard.benchmark.language import Language, listed, said
-from regard.benchmark.measures import TASKS
-from regard.benchmark.verdict import MOST_SEEDS
-from regard.checksums import opened
+from regard.files.checksums import opened
+from regard_lab.benchmark.board import TITLES, quantity
+from regard_lab.benchmark.language import Language, listed, said
+from regard_lab.benchmark.measures import TASKS
+from regard_lab.benchmark.verdict import MOST_SEEDS
 
 LANGUAGES: tuple[Language, ...] = ("en", "zh")
 RECORDED = Path(__file__).parent / "recorded" / "comparisons"

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard import Attention, Heads, catalog
-from regard.benchmark.cost import Cost, counted
+from regard_lab.benchmark.cost import Cost, counted
 
 RECORDED = Path(__file__).parent / "recorded" / "costs.json"
 LENGTHS = (1024, 4096)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from regard import catalog
-from regard.benchmark import accuracy, capacity
-from regard.benchmark.vectors import random_vectors
-from regard.errors import UnsupportedError
+from regard.core.errors import UnsupportedError
+from regard_lab.benchmark import accuracy, capacity
+from regard_lab.benchmark.vectors import random_vectors
 
 RECORDED = Path(__file__).parent / "recorded" / "exactness.json"
 LENGTH, NORM = 256, 2.0

@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from regard import Attention, Heads, catalog, masks
+from regard import Attention, Heads, catalog
+from regard import patterns as masks
 from regard.attention.sparse import Globals
 from regard.functional import weights
-from regard.report import attention_map
+from regard_lab.report import attention_map
 
 POSITIONS = 48
 SCALE = 4
@@ -34,7 +35,7 @@ WRITTEN = (
     "causal & block(8) & ~window(1)",
     "per_head(window(4), causal & first(6))",
 )
-"""the primitives of `regard.masks` that have a text, and how they combine"""
+"""the primitives of `regard.patterns` that have a text, and how they combine"""
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,8 @@ def kinds(name: str) -> list[tuple[str, bool]]:
 
 
 def words(name: str) -> list[str]:
-    """Options, definition, and the text of the predicate, for those that are made of the patterns of `regard.masks`."""
+    """Options, definition, and the text of the predicate, for those that are made of the patterns of
+    `regard.patterns`."""
     cls, _ = catalog.resolve(name)
     built = mechanism(name, causal=kinds(name)[0][1])
     options = ", ".join(f"{key}={value}" for key, value in cls.samples[0].items())
@@ -104,7 +106,7 @@ def words(name: str) -> list[str]:
 
 
 def primitives() -> dict[str, masks.Pattern]:
-    """What is drawn of `regard.masks`, by its text."""
+    """What is drawn of `regard.patterns`, by its text."""
     table = torch.tensor([[0, 3], [4, 5], [0, 1], [5, 2], [1, 3], [2, 4]])
     ring = torch.stack([torch.arange(POSITIONS), torch.arange(POSITIONS).roll(5)])
     made = {

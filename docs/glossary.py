@@ -1,11 +1,11 @@
-"""Writes what the facts of a mechanism mean, from the docstrings of `regard.info`; `glossary.md` includes it."""
+"""Writes what the facts of a mechanism mean, from the docstrings of `regard.core.info`; `glossary.md` includes it."""
 
 from pathlib import Path
 
 import api
 import pages
 
-from regard.info import Heads, Info, Input, Supports
+from regard.core.info import Heads, Info, Input, Supports
 
 ABOUT = {Info: "Facts", Supports: "What may be supported", Input: "A declared input", Heads: "What a layer asks for"}
 

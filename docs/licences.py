@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 HERE = Path(__file__).parent
 RECORDED = HERE / "recorded" / "licences.json"
-EXTRAS = ("log", "pretrained", "knn", "metrics", "parquet")
+EXTRAS = ("lab", "log", "pretrained", "knn", "metrics", "parquet")
 """that users may ask for; `test` and `docs` are for those who develop it"""
 ALLOWED = {
     "0BSD",

@@ -10,20 +10,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import evidence
+import measured
 import torch
 from importable import importable
 
-from regard import catalog, claims, position
-from regard.core import Attention
+from evidence import claims
+from evidence.claims import _page as claims_report
+from regard import catalog, position
+from regard.core.attention import Attention
+from regard.core.info import Heads, Supports
+from regard.core.option_text import meanings, type_text
 from regard.functional import weights
-from regard.info import Heads, Supports
 from regard.models import presets
-from regard.option_text import meanings, type_text
-from regard.report import attention_map
-from regard.report import claims as claims_report
 from regard.testing import CHECKS, check_attention, record
 from regard.testing.position_pairs import Pair, position_pairs
+from regard_lab.report import attention_map
 
 POSITIONS = 48
 RECORDED = Path(__file__).parent / "recorded" / "claims"
@@ -79,7 +80,7 @@ def mechanism_page(name: str, folder: Path) -> str:
     if "Example" in sections:
         shown = importable(sections["Example"], cls)
         lines += ["## Example", "", "```python", *shown.splitlines(), "```", ""]
-    lines += [*evidence.section(name), "## Facts", "", "What each means: [glossary](../../glossary.md).", ""]
+    lines += [*measured.section(name), "## Facts", "", "What each means: [glossary](../../glossary.md).", ""]
     lines += ["| fact | value |", "|---|---|"]
     lines += [f"| family | {catalog.family(name)} |", f"| supports | {', '.join(info.supports.names)} |"]
     facts = {key: value for key, value in vars(info).items() if key not in ("title", "source", "supports", "losses")}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pages
 
 from regard import catalog
-from regard.report import attention_map
+from regard_lab.report import attention_map
 
 SIZE, GAP, LABEL, COLUMNS = 150, 16, 22, 4
 FRONT = ("softmax", "local", "strided", "bigbird", "linear", "performer", "lsh", "vector_quantized")

@@ -10,7 +10,7 @@ from pathlib import Path
 import choice
 
 from regard import catalog
-from regard.benchmark.language import Language
+from regard_lab.benchmark.language import Language
 
 ROOT = Path(__file__).parents[1]
 HEADINGS = {"README.md": ("family", "mechanisms"), "README.zh-CN.md": ("家族", "机制")}

@@ -12,9 +12,9 @@ import api
 import pages
 
 import regard
-from regard import calibration
 from regard.integrations import pretrained
 from regard.integrations import torch as torch_integration
+from regard_lab import calibration
 
 PAGES = ("functions", "parts", "errors", "integrations", "calibration")
 """in this order in the table of contents"""

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from evidence.claims import _page as claims_report
 from regard import Heads, build, catalog
-from regard.report import claims as claims_report
-from regard.report import retrieval as report
+from regard_lab.report import retrieval as report
 
 HERE = Path(__file__).parent
 CLAIMS = HERE / "recorded" / "claims"

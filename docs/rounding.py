@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from regard.benchmark import rounding
+from regard_lab.benchmark import rounding
 
 RECORDED = Path(__file__).parent / "recorded" / "rounding.json"
 

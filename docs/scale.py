@@ -22,8 +22,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from regard import Heads, catalog
-from regard.benchmark.cost import counted
-from regard.training.environment import versions
+from regard_lab.benchmark.cost import counted
+from regard_lab.training.environment import versions
 
 RECORDED = Path(__file__).parent / "recorded" / "scale.json"
 DEVICES = (8, 64, 512, 4096)

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from regard.core import generator
+from regard.core.attention import generator
 from regard.models import presets
 from regard.models.fusion import FusionClassifier
-from regard.tasks.classification import ImageClassificationTask
-from regard.tasks.config import ClassificationConfig
+from regard_lab.tasks.classification import ImageClassificationTask
+from regard_lab.tasks.config import ClassificationConfig
 
 PATCH = 7
 WAYS = ("fusion", "mean", "sum", "concatenation")

@@ -1,7 +1,7 @@
 """Shape annotations are checked while the tests run; production code pays nothing.
 
-`regard.core`, `regard.bias`, `regard.functional` and most of `regard.models` are left out: they check shapes
-themselves, at run time and with errors that say the way out, and the tests look at those errors.
+`regard.core.attention`, `regard.core.bias`, `regard.functional` and most of `regard.models` are left out: they check
+shapes themselves, at run time and with errors that say the way out, and the tests look at those errors.
 """
 
 import os
@@ -17,7 +17,12 @@ import tests.shapes
 
 CHECKED = ["regard.layer", "regard.position", "regard.memory", "regard.features"]
 CHECKED += ["regard.patterns.pattern", "regard.patterns.picks"]  # not intervals, whose Self the hook cannot follow
-CHECKED += ["regard.models.blocks", "regard.models.sampling", "regard.training.evaluation", "regard.training.batches"]
+CHECKED += [
+    "regard.models.blocks",
+    "regard.models.sampling",
+    "regard_lab.training.evaluation",
+    "regard_lab.training.batches",
+]
 jaxtyping.jaxtyped = tests.shapes.some_calls  # what the hook decorates with
 hook = jaxtyping.install_import_hook(CHECKED, "tests.shapes.checked")
 torch.set_num_threads(1)

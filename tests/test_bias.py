@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from regard.bias import ScoreBias
-from regard.errors import ShapeError
+from regard.core.bias import ScoreBias
+from regard.core.errors import ShapeError
 
 
 def draw(*shape, seed=0):

@@ -8,9 +8,9 @@ import torch
 import regard
 from regard import catalog
 from regard.attention.dense.softmax import Softmax
-from regard.core import Attention
-from regard.errors import ConfigError, UnsupportedError
-from regard.info import Heads, Info, Supports
+from regard.core.attention import Attention
+from regard.core.errors import ConfigError, UnsupportedError
+from regard.core.info import Heads, Info, Supports
 from regard.testing.compare import assert_identical
 
 HEADS = Heads(count=4, key_dim=8, causal=True)
@@ -67,7 +67,7 @@ def test_options_come_from_the_specification_or_beside_it():
         ("softmax:2 + linear:2", {"scale": 1.0}, r"options of a mix belong to its parts, got \['scale'\]"),
         ("no.such.module:Thing", {}, "cannot import 'no.such.module:Thing'"),
         ("collections:OrderedDict", {}, "collections:OrderedDict is not a subclass of"),
-        ("regard.core:Attention", {}, "regard.core:Attention lacks attend and reference"),
+        ("regard.core.attention:Attention", {}, "regard.core.attention:Attention lacks attend and reference"),
         ("regard.attention.dense:Dense", {}, "lacks reference, so it cannot be built; write in the class"),
         ("softmax:² + linear:2", {}, "must name its heads"),
         ("softmax:２ + linear:2", {}, "must name its heads"),

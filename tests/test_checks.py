@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from regard import catalog, errors
-from regard.core import Attended, Attention, Heads
-from regard.info import Input
+from regard import catalog
+from regard.core import errors
+from regard.core.attention import Attended, Attention, Heads
+from regard.core.info import Input
 from regard.models.depth.early_exit import EarlyExit
 from regard.position.rotary import Rotary
 from regard.position.sinusoidal import Sinusoidal
-from regard.testing import CHECKS, check, check_attention, check_part
-from regard.testing.checks import PART_CHECKS
+from regard.testing import CHECKS, check, check_attention
 from regard.testing.counting import count
 from regard.testing.inputs import LENGTH, Subject, changed, draw, has_margin, mask_with_holes, two_way_splits
+from tests.laws import PART_CHECKS, check_part
 from tests.mutants import toys
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from regard import checksums
-from regard.checksums import opened, sealed
+from regard.files import checksums
+from regard.files.checksums import opened, sealed
 
 DOCUMENT = {"name": "é", "values": [0.1, 2.5e-300, -0.0, 1], "deep": {"flag": True, "nothing": None}}
 

@@ -6,7 +6,7 @@ from torch import nn
 
 import regard
 from regard import catalog
-from regard.errors import UnsupportedError
+from regard.core.errors import UnsupportedError
 from regard.integrations.torch import MultiheadAttention, replace_attention
 from regard.models import EncoderDecoder, EncoderDecoderConfig
 from regard.testing.inputs import Subject, draw, run

@@ -11,7 +11,7 @@ import pytest
 
 import regard
 from regard import catalog
-from regard.errors import ConfigError, UnsupportedError
+from regard.core.errors import ConfigError, UnsupportedError
 from regard.testing import CHECKS, check_attention, record
 from regard.testing.inputs import Subject
 

@@ -10,7 +10,7 @@ import torch
 
 import regard
 from regard import catalog
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
 from regard.testing import CHECKS, check_attention
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard import catalog, memory
-from regard.info import Heads
+from regard.core.info import Heads
 from regard.layer import AttentionLayer
 from regard.memory import caches
 from regard.models import Encoder, EncoderConfig, EncoderDecoder, EncoderDecoderConfig, LanguageModel, ModelConfig

@@ -7,10 +7,10 @@ import torch
 
 import regard
 from regard import catalog
-from regard.bias import ScoreBias
-from regard.errors import ConfigError, InputError, ShapeError, UnsupportedError
+from regard.core.bias import ScoreBias
+from regard.core.errors import ConfigError, InputError, ShapeError, UnsupportedError
+from regard.core.info import Heads
 from regard.functional import attend, weight_columns, weights
-from regard.info import Heads
 from regard.testing.compare import assert_close, assert_identical
 
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from regard import Heads, build
-from regard.errors import ConfigError, UnsupportedError
-from regard.head_parts import cut_at, head_part
+from regard.core.errors import ConfigError, UnsupportedError
+from regard.core.head_parts import cut_at, head_part
 
 
 def test_the_weights_of_a_part_are_those_of_its_heads():

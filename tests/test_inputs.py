@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from regard.info import Heads, Input
+from regard.core.info import Heads, Input
 from regard.testing.inputs import (
     BOUND_MARGIN,
     LENGTH,

@@ -130,20 +130,20 @@ def test_a_record_keeps_what_was_found(tmp_path):
         mechanical.Outcome(other, None),
         mechanical.Outcome(other, "causality"),
     ]
-    mechanical.record("regard.state", outcomes, file)
-    mechanical.record("regard.bias", outcomes[2:], file)
+    mechanical.record("regard.core.state", outcomes, file)
+    mechanical.record("regard.core.bias", outcomes[2:], file)
     rows = mechanical.recorded(file)
     assert int(rows[0]["changes"]) > 3
     assert [(row["module"], row["judged"], row["killed"], row["line"], row["change"]) for row in rows] == [
-        ("regard.bias", "1", "1", "", ""),
-        ("regard.state", "3", "1", "5", "5  ->  6"),
-        ("regard.state", "3", "1", "12", "12  ->  13"),
+        ("regard.core.bias", "1", "1", "", ""),
+        ("regard.core.state", "3", "1", "5", "5  ->  6"),
+        ("regard.core.state", "3", "1", "12", "12  ->  13"),
     ]
     file.write_text(file.read_text().replace("12  ->  13,", "12  ->  13,costs time alone"))
-    mechanical.record("regard.state", outcomes[:1], file)
+    mechanical.record("regard.core.state", outcomes[:1], file)
     assert [(row["module"], row["found"]) for row in mechanical.recorded(file)] == [
-        ("regard.bias", ""),
-        ("regard.state", "costs time alone"),
+        ("regard.core.bias", ""),
+        ("regard.core.state", "costs time alone"),
     ]
 
 
@@ -162,4 +162,4 @@ def test_a_module_that_cannot_be_replaced_is_refused():
     with pytest.raises(ImportError, match=r"regard\.catalog is imported before it can be replaced"):
         mechanical._judged("uniform", "regard.catalog", variant)
     broken = mechanical.Variant(0, "syntax", "def")
-    assert mechanical._judged("uniform", "regard.state", broken).killer == "import: SyntaxError"
+    assert mechanical._judged("uniform", "regard.core.state", broken).killer == "import: SyntaxError"

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from regard.core import Attention
+from regard.core.attention import Attention
 from regard.testing import CHECKS
-from regard.testing.checks import PART_CHECKS
 from tests import mutants
+from tests.laws import PART_CHECKS
 from tests.mutants import toys
 from tests.mutants.verdict import objection
 

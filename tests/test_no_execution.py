@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[1] / "src" / "regard"
+SOURCE = Path(__file__).parents[1] / "src"
 
 MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "runpy", "code", "imp"}
 """that read what runs, or run it"""
@@ -56,23 +56,32 @@ CALLS = {
 
 REASONS = {
     ("regard/__init__.py", "importlib.import_module"): "a value of its own table of homes",
-    ("regard/tasks/__init__.py", "importlib.import_module"): "a value of its own table of homes",
-    ("regard/training/__init__.py", "importlib.import_module"): "a value of its own table of homes",
+    ("regard_lab/tasks/__init__.py", "importlib.import_module"): "a value of its own table of homes",
+    ("regard_lab/training/__init__.py", "importlib.import_module"): "a value of its own table of homes",
     ("regard/models/__init__.py", "importlib.import_module"): "a value of its own table of homes",
     ("regard/integrations/architectures/__init__.py", "importlib.import_module"): "a file of this folder",
     ("regard/specs.py", "importlib.import_module"): "a file of the catalog",
     ("regard/cli/main.py", "importlib.import_module"): "a file of this folder",
     ("regard/cli/completion.py", "importlib.import_module"): "a file of this folder",
     ("regard/engines/gpu/linear.py", "importlib.import_module"): "one of two names in this folder",
-    ("regard/tasks/tables.py", "importlib.import_module"): "pyarrow, which may be absent",
-    ("regard/tasks/scoring.py", "importlib.import_module"): "sacrebleu or sklearn, which may be absent",
-    ("regard/tasks/functions.py", "importlib.import_module"): "modules of the standard library, whose source is a task",
-    ("regard/consent.py", "importlib.import_module"): "module:Class that the user typed or agreed to: it asks for that",
-    ("regard/training/environment.py", "subprocess.run"): "git, for the revision of its own source",
-    ("regard/benchmark/worker.py", "subprocess.Popen"): "this Python with a module of regard",
-    ("regard/confined.py", "subprocess.run"): "this Python with this file, in which a template or tokenizer is tried",
+    ("regard_lab/tasks/tables.py", "importlib.import_module"): "pyarrow, which may be absent",
+    ("regard_lab/tasks/scoring.py", "importlib.import_module"): "sacrebleu or sklearn, which may be absent",
     (
-        "regard/distributed/shards.py",
+        "regard_lab/tasks/functions.py",
+        "importlib.import_module",
+    ): "modules of the standard library, whose source is a task",
+    (
+        "regard/files/consent.py",
+        "importlib.import_module",
+    ): "module:Class that the user typed or agreed to: it asks for that",
+    ("regard_lab/training/environment.py", "subprocess.run"): "git, for the revision of its own source",
+    ("regard_lab/benchmark/worker.py", "subprocess.Popen"): "this Python with a module of regard",
+    (
+        "regard/text/confined.py",
+        "subprocess.run",
+    ): "this Python with this file, in which a template or tokenizer is tried",
+    (
+        "regard_lab/distributed/shards.py",
         "torch.distributed.checkpoint.load",
     ): "by a reader of safetensors, no pickle",
     ("regard/distributed/group.py", "torch.distributed.all_gather_object"): "between the processes of one run; no file",
@@ -145,7 +154,7 @@ def _safe(name: str, call: ast.Call) -> bool:
 def test_no_module_runs_what_it_reads():
     found = set()
     for path in sorted(SOURCE.rglob("*.py")):
-        place = str(path.relative_to(SOURCE.parent))
+        place = str(path.relative_to(SOURCE))
         found |= {(place, name) for name in executing(path.read_text(encoding="utf-8"))}
     unknown = sorted(found - REASONS.keys())
     assert not unknown, "these can run code; do it another way, or give the reason in REASONS"

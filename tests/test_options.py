@@ -23,16 +23,16 @@ import regard
 from regard import catalog, memory
 from regard.attention.dense.cosine import Cosine
 from regard.attention.dense.softmax import Softmax
-from regard.core import Attended, Attention, Call
-from regard.errors import ConfigError, UnsupportedError
-from regard.info import Heads, Info, Supports
+from regard.core.attention import Attended, Attention, Call
+from regard.core.errors import ConfigError, UnsupportedError
+from regard.core.info import Heads, Info, Supports
+from regard.core.options import Configured, Options, validate, weight
 from regard.memory import build_memory
 from regard.models import EncoderConfig, EncoderDecoderConfig, ModelConfig
-from regard.options import Configured, Options, validate, weight
 from regard.specs import Spec
-from regard.tasks.config import TextConfig
 from regard.testing.checks.configuration import misfits
-from regard.training import TrainingConfig
+from regard_lab.tasks.config import TextConfig
+from regard_lab.training import TrainingConfig
 
 HEADS = Heads(count=2, key_dim=8, causal=True)
 TENSORS = torch.randn(3, 1, 2, 5, 4)
@@ -252,7 +252,7 @@ def test_the_check_of_options_tries_what_does_not_fit(hint, values):
 RIGHT_AND_WRONG = """
     from regard.attention.dense.cosine import Cosine
     from regard.attention.dense.softmax import Softmax
-    from regard.info import Heads
+    from regard.core.info import Heads
 
     heads = Heads(count=2, key_dim=8)
     Cosine(heads)
@@ -298,7 +298,7 @@ def test_type_checkers_see_options(tmp_path):
         ("cosine", {"gain": 10**400}, "not valid"),
         ("local", {"window": 10**30}, "64 bits"),
         ("local(window=99999999999999999999)", {}, "64 bits"),
-        ("local", {"window": np.int64(3)}, "valid integer"),
+        ("local", {"window": np.int64(3)}, "plain number, not numpy.int64"),
         ("local", {"window": 1 << 62}, r"at most 2\^40"),
         ("pattern(rule='window(99999999999999999999)')", {}, r"at most 2\^40"),
         ("softmax(scale=1e999)", {}, "finite"),

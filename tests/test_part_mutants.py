@@ -3,16 +3,15 @@
 import pytest
 
 from regard import memory, position
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
 from regard.layer import AttentionLayer
 from regard.memory import caches
 from regard.models import LanguageModel, blocks, depth
 from regard.models.blocks.residual import Residual
 from regard.models.encoder_decoder import CrossBlock, EncoderDecoder
 from regard.position import Position
-from regard.tasks.text import Windows
-from regard.testing import check_part
-from regard.testing.checks import PART_CHECKS
+from regard_lab.tasks.text import Windows
+from tests.laws import PART_CHECKS, check_part
 from tests.mutants import MUTANTS, depths, exits, memories, parts, states_of_models
 from tests.mutants.verdict import objection
 

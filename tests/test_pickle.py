@@ -15,8 +15,8 @@ from torch import Tensor
 
 import regard
 from regard import catalog, patterns
-from regard.errors import UnsupportedError
-from regard.info import Heads
+from regard.core.errors import UnsupportedError
+from regard.core.info import Heads
 from regard.models import LanguageModel, ModelConfig
 from regard.patterns import Pattern, causal, disjoint, everything, first, per_head, random_blocks, window
 
@@ -43,7 +43,7 @@ from typing import final
 import torch
 from regard.attention.dense import Dense, reference_softmax, inner_products
 from regard.engines.dense import Rule, publish, softmax
-from regard.info import Info, Supports
+from regard.core.info import Info, Supports
 
 def far(i, j):
     return (i - j) % 3 == 0

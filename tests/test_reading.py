@@ -2,7 +2,7 @@
 
 import pytest
 
-from regard.reading import found_in
+from regard.files.reading import found_in
 
 
 def test_what_cannot_be_read_is_not_empty(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "same_numbers.py"
+SCRIPT = Path(__file__).parents[1] / "evidence" / "benchmarks" / "same_numbers.py"
 spec = importlib.util.spec_from_file_location("same_numbers", SCRIPT)
 same_numbers = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(same_numbers)

@@ -1,6 +1,6 @@
 import pytest
 
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
 from regard.specs import camel, check_options, files, is_path, parse, split
 
 
@@ -78,7 +78,7 @@ def test_files_are_those_of_the_folders():
     import importlib
     import pkgutil
 
-    for name in ("regard.attention", "regard.position", "regard.claims"):
+    for name in ("regard.attention", "regard.position"):
         package = importlib.import_module(name)
         walked = [module.name for module in pkgutil.walk_packages(package.__path__, f"{name}.") if not module.ispkg]
         public = {path.rpartition(".")[2]: path for path in walked if "._" not in path}

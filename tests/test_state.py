@@ -3,9 +3,9 @@ import torch
 from safetensors.torch import load, save
 
 import regard
-from regard.composite import States
-from regard.errors import ShapeError
-from regard.state import Slots, Summary, constant, per_slot
+from regard.core.composite import States
+from regard.core.errors import ShapeError
+from regard.core.state import Slots, Summary, constant, per_slot
 
 
 def rows(count, seed, batch=2):

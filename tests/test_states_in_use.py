@@ -13,8 +13,8 @@ from torch.nn.utils import parametrize
 
 import regard
 from regard import Heads, build, catalog
-from regard.bias import ScoreBias
-from regard.errors import ShapeError, UnsupportedError
+from regard.core.bias import ScoreBias
+from regard.core.errors import ShapeError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig
 from regard.patterns import Pattern, parse
 

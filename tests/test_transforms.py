@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 import regard
 from regard import AttentionLayer, Heads
-from regard.errors import UnsupportedError
+from regard.core.errors import UnsupportedError
 from regard.models import LanguageModel, ModelConfig
 
 SOURCES = Path(regard.__file__).parent

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.distributed import asked, interval
+from evidence.benchmarks.distributed import asked, interval
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "turns.py"
+SCRIPT = Path(__file__).parents[1] / "evidence" / "benchmarks" / "turns.py"
 spec = importlib.util.spec_from_file_location("turns", SCRIPT)
 turns = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(turns)

@@ -9,7 +9,7 @@ from tests import unchanged
 
 FILES = {
     "src/regard/__init__.py": "",
-    "src/regard/core.py": "from regard.room import table\n\ndef read():\n    return table.SIZE\n",
+    "src/regard/core/attention.py": "from regard.room import table\n\ndef read():\n    return table.SIZE\n",
     "src/regard/room/__init__.py": "",
     "src/regard/room/table.py": "SIZE = 3\n",
     "src/regard/other/__init__.py": "",
@@ -78,9 +78,9 @@ def test_what_passed_is_left_out_until_something_that_it_read_changes(stage, pyt
 
 def test_what_is_imported_counts(stage, pytester):
     stage()
-    files = [str(pytester.path / "src/regard/core.py")]
+    files = [str(pytester.path / "src/regard/core/attention.py")]
     assert unchanged.places(files) == ["src/regard", "src/regard/room"]
-    (pytester.path / "src/regard/core.py").write_text(
+    (pytester.path / "src/regard/core/attention.py").write_text(
         "if TYPE_CHECKING:\n    import regard.other\ndef late():\n    from regard.room import table\n"
     )
     unchanged._imports.cache_clear()

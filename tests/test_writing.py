@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from regard.errors import ConfigError, ResourceError
-from regard.writing import is_partial, locked, new_file, require_target, save_file
+from regard.core.errors import ConfigError, ResourceError
+from regard.files.writing import is_partial, locked, new_file, require_target, save_file
 
 
 def test_the_last_of_two_writers_wins(tmp_path):

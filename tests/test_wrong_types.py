@@ -8,15 +8,15 @@ import pytest
 import torch
 
 import regard
-from regard.errors import RegardError
+from regard.core.errors import RegardError
+from regard.core.types_of import typed
 from regard.models import Encoder, EncoderConfig, LanguageModel, ModelConfig
 from regard.models.generate import generate, stream
 from regard.models.sampling import Sampling
-from regard.tasks import TextConfig
-from regard.tasks.tokenizer import ByteTokenizer
 from regard.testing import check_attention
-from regard.training import TrainedModel, TrainingConfig
-from regard.types_of import typed
+from regard.text.tokenizer import ByteTokenizer
+from regard_lab.tasks import TextConfig
+from regard_lab.training import TrainedModel, TrainingConfig
 
 HEADS = regard.Heads(count=2, key_dim=4, causal=True)
 TINY = {"dim": 8, "layers": 1, "heads": 2, "vocab_size": 9}

@@ -29,7 +29,7 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "tests" / "passed.json"
-FOLDERS = ("src", "tests", "campaign", "docs", "benchmarks", "examples")
+FOLDERS = ("src", "tests", "evidence", "docs", "examples")
 ALWAYS = (
     "pyproject.toml",
     "tests/unchanged.py",
@@ -114,14 +114,14 @@ def _imports(name: str) -> frozenset[str]:
 
 
 def places(files: Iterable[str]) -> list[str]:
-    """These files and all that they import; below `src` their folders, except for claims."""
+    """These files and all that they import; below `src` their folders."""
     todo, done = _tracked(files), set[str]()
     while todo:
         name = todo.pop()
         done.add(name)
         if name.endswith(".py"):
             todo |= (_imports(name) | _tracked(IMPORTING[f"{ROOT}/{name}"])) - done
-    coarse = {name for name in done if name.startswith("src/") and not name.startswith("src/regard/claims")}
+    coarse = {name for name in done if name.startswith("src/")}
     folders = {name if (ROOT / name).is_dir() else os.path.dirname(name) for name in coarse}
     return [EVERYTHING] if EVERYTHING in done else sorted(done - coarse | folders)
 
@@ -168,7 +168,9 @@ def recorded() -> dict[str, Any]:
 def _forget() -> None:
     """Empty what functions keep, so that the next group reads it as well."""
     for name, module in list(sys.modules.items()):
-        for value in list(vars(module).values()) if name.startswith(("regard.", "tests.", "campaign.")) else ():
+        for value in (
+            list(vars(module).values()) if name.startswith(("regard.", "regard_lab.", "evidence.", "tests.")) else ()
+        ):
             if isinstance(value, functools._lru_cache_wrapper) and value is not _imports:
                 value.cache_clear()
 

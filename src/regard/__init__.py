@@ -16,42 +16,42 @@ _HOMES = {
     "attend": "regard.functional",
     "weights": "regard.functional",
     "check": "regard.testing",
-    "Heads": "regard.info",
-    "Info": "regard.info",
-    "Input": "regard.info",
-    "Supports": "regard.info",
-    "Attended": "regard.core",
-    "Attention": "regard.core",
-    "Call": "regard.core",
-    "ScoreBias": "regard.core",
-    "State": "regard.core",
-    "merge": "regard.core",
+    "Heads": "regard.core.info",
+    "Info": "regard.core.info",
+    "Input": "regard.core.info",
+    "Supports": "regard.core.info",
+    "Attended": "regard.core.attention",
+    "Attention": "regard.core.attention",
+    "Call": "regard.core.attention",
+    "ScoreBias": "regard.core.attention",
+    "State": "regard.core.attention",
+    "merge": "regard.core.attention",
     "AttentionLayer": "regard.layer",
     "HeadMix": "regard.layer",
-    "train": "regard.training",
-    "load": "regard.integrations.loading",
-    "evaluate": "regard.training",
-    "compare": "regard.report",
-    "explore": "regard.report.explore",
-    "RegardError": "regard.errors",
-    "UnsupportedError": "regard.errors",
-    "ConfigError": "regard.errors",
-    "ShapeError": "regard.errors",
-    "InputError": "regard.errors",
-    "DataError": "regard.errors",
-    "CheckpointError": "regard.errors",
-    "UnsafeFileError": "regard.errors",
-    "LimitError": "regard.errors",
-    "NumericsError": "regard.errors",
-    "ResourceError": "regard.errors",
+    "train": "regard_lab.training",
+    "load": "regard_lab.networks.loading",
+    "evaluate": "regard_lab.training",
+    "compare": "regard_lab.report",
+    "explore": "regard_lab.report.explore",
+    "RegardError": "regard.core.errors",
+    "UnsupportedError": "regard.core.errors",
+    "ConfigError": "regard.core.errors",
+    "ShapeError": "regard.core.errors",
+    "InputError": "regard.core.errors",
+    "DataError": "regard.core.errors",
+    "CheckpointError": "regard.core.errors",
+    "UnsafeFileError": "regard.core.errors",
+    "LimitError": "regard.core.errors",
+    "NumericsError": "regard.core.errors",
+    "ResourceError": "regard.core.errors",
 }
 
 __all__ = ["__version__", *sorted(_HOMES)]
 
 if TYPE_CHECKING:
     from regard.catalog import build, describe, names, register
-    from regard.core import Attended, Attention, Call, ScoreBias, State, merge
-    from regard.errors import (
+    from regard.core.attention import Attended, Attention, Call, ScoreBias, State, merge
+    from regard.core.errors import (
         CheckpointError,
         ConfigError,
         DataError,
@@ -64,14 +64,14 @@ if TYPE_CHECKING:
         UnsafeFileError,
         UnsupportedError,
     )
+    from regard.core.info import Heads, Info, Input, Supports
     from regard.functional import attend, weights
-    from regard.info import Heads, Info, Input, Supports
-    from regard.integrations.loading import load
     from regard.layer import AttentionLayer, HeadMix
-    from regard.report import compare
-    from regard.report.explore import explore
     from regard.testing import check
-    from regard.training import evaluate, train
+    from regard_lab.networks.loading import load
+    from regard_lab.report import compare
+    from regard_lab.report.explore import explore
+    from regard_lab.training import evaluate, train
 
 
 def __getattr__(name: str) -> object:

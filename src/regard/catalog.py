@@ -11,13 +11,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard import consent, specs
-from regard.errors import ConfigError, UnsupportedError, listed, nearest
-from regard.info import Heads, Info, Input, Supports
-from regard.types_of import typed
+from regard import specs
+from regard.core.errors import ConfigError, UnsupportedError, listed, nearest
+from regard.core.info import Heads, Info, Input, Supports
+from regard.core.types_of import typed
+from regard.files import consent
 
 if TYPE_CHECKING:
-    from regard.core import Attention
+    from regard.core.attention import Attention
 
 FAMILIES = "regard.attention"
 _registered: "dict[str, type[Attention]]" = {}
@@ -244,10 +245,10 @@ def mechanism(cls: Any, label: str) -> "type[Attention]":
 
 
 def _attention(cls: Any, label: str) -> "type[Attention]":
-    from regard.core import Attention
+    from regard.core.attention import Attention
 
     if not (isinstance(cls, type) and issubclass(cls, Attention)):
-        raise ConfigError(f"{label} is not a subclass of regard.core.Attention")
+        raise ConfigError(f"{label} is not a subclass of regard.Attention")
     return cls
 
 
@@ -367,7 +368,7 @@ def register(cls: "type[Attention]") -> "type[Attention]":
     Raises:
         ConfigError: not a mechanism, no `info`, or a name that is taken.
     """
-    from regard.core import registered_name
+    from regard.core.attention import registered_name
 
     name = registered_name(_described(_attention(cls, getattr(cls, "__name__", repr(cls))), cls.__name__))
     if name in _files() or (name in _registered and _registered[name] is not cls):

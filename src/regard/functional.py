@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.bias import ScoreBias
 from regard.catalog import build, refuse_inputs
-from regard.core import Attention
-from regard.errors import ConfigError, ShapeError, UnsupportedError, kind_of
-from regard.info import Heads
+from regard.core.attention import Attention
+from regard.core.bias import ScoreBias
+from regard.core.errors import ConfigError, ShapeError, UnsupportedError, kind_of
+from regard.core.info import Heads
+from regard.core.types_of import typed
 from regard.specs import require_text
-from regard.types_of import typed
 
 
 @typed

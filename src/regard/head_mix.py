@@ -7,14 +7,14 @@ from typing import Any, Literal, cast, final
 import torch
 from torch import Tensor, nn
 
-from regard.composite import States
-from regard.core import Attended, Attention, Call, generator
-from regard.errors import ConfigError, ShapeError
-from regard.info import Heads, Info, Input, Supports
-from regard.mechanism import Mechanism
-from regard.randomness import drawn_on_cpu
-from regard.state import Entry, State
-from regard.types_of import typed
+from regard.core.attention import Attended, Attention, Call, generator
+from regard.core.composite import States
+from regard.core.errors import ConfigError, ShapeError
+from regard.core.info import Heads, Info, Input, Supports
+from regard.core.mechanism import Mechanism
+from regard.core.randomness import drawn_on_cpu
+from regard.core.state import Entry, State
+from regard.core.types_of import typed
 
 GROWTH: tuple[Literal["none", "constant", "window", "length"], ...] = ("none", "constant", "window", "length")
 

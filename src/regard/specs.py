@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from regard.consent import PATH, paths_in
-from regard.errors import ConfigError, nearest, unknown
-from regard.reading import found_in
+from regard.core.errors import ConfigError, nearest, unknown
+from regard.files.consent import PATH, paths_in
+from regard.files.reading import found_in
 
 _CLASS = re.compile(r"([A-Za-z_][\w.]*:[A-Z]\w*)\s*(\(.*\))?", re.DOTALL)
 _BARE_WORDS = {"true": True, "false": False}
@@ -159,7 +159,7 @@ def check_options(kind: str, name: str, cls: type, options: Mapping[str, object]
     Raises:
         ConfigError: an unknown option (the message names the nearest one) or a value of the wrong type.
     """
-    from regard.types_of import validate
+    from regard.core.types_of import validate
 
     known = options_of(cls)
     hints = typing.get_type_hints(cls.__init__) if options else {}

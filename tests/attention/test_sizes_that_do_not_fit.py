@@ -6,7 +6,7 @@ import torch
 from regard import AttentionLayer, Heads, build
 from regard.catalog import resolve
 from regard.cli.main import main
-from regard.errors import ConfigError, LimitError, RegardError, UnsupportedError
+from regard.core.errors import ConfigError, LimitError, RegardError, UnsupportedError
 from regard.specs import parse
 
 LENGTHS = (1, 5, 12, 13)

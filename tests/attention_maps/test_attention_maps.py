@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from regard.attention_maps import LayerMaps, NoMaps, attention_maps
-from regard.errors import ConfigError, UnsupportedError
+from regard.core.errors import ConfigError, UnsupportedError
 from regard.functional import weights
 from regard.models import Encoder, LanguageModel, presets
 from regard.models.config import ModelConfig
-from regard.report import attention_map
+from regard_lab.attention_maps import LayerMaps, NoMaps, attention_maps
+from regard_lab.report import attention_map
 
 TOKENS = [104, 101, 121, 32, 106, 117, 100, 101, 44, 32, 97, 104, 33]
 LENGTH = len(TOKENS)

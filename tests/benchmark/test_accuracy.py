@@ -10,13 +10,13 @@ from torch import nn
 
 import regard
 from regard import Heads, catalog
-from regard.benchmark import accuracy
-from regard.benchmark.accuracy import AccuracyConfig, estimators, measure
-from regard.benchmark.vectors import Vectors, layer_vectors, random_vectors
-from regard.core import Attended, Attention, generator
-from regard.errors import ConfigError, ResourceError, UnsupportedError
-from regard.info import Info, Supports
+from regard.core.attention import Attended, Attention, generator
+from regard.core.errors import ConfigError, ResourceError, UnsupportedError
+from regard.core.info import Info, Supports
 from regard.models import Encoder, EncoderConfig, LanguageModel, ModelConfig
+from regard_lab.benchmark import accuracy
+from regard_lab.benchmark.accuracy import AccuracyConfig, estimators, measure
+from regard_lab.benchmark.vectors import Vectors, layer_vectors, random_vectors
 
 SUPPORTS = Supports(causal=True, bidirectional=True)
 

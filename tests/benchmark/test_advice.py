@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regard.benchmark.advice import Advice, advise
-from regard.benchmark.board import Baseline, Board, Finding, told
-from regard.benchmark.language import joined
-from regard.benchmark.measures import TASKS
-from regard.benchmark.verdict import Sample
+from regard_lab.benchmark.advice import Advice, advise
+from regard_lab.benchmark.board import Baseline, Board, Finding, told
+from regard_lab.benchmark.language import joined
+from regard_lab.benchmark.measures import TASKS
+from regard_lab.benchmark.verdict import Sample
 
 TEXT = {"softmax": 2.0, "linear": 2.001, "local": 2.2}
 RECALL = {"softmax": 0.99, "linear": 0.4, "local": 0.99}

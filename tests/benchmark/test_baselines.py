@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from regard.benchmark import baselines
-from regard.benchmark.baselines import BaselineConfig, FlatClassifier, SequenceClassifier, language_model
-from regard.errors import ConfigError, ShapeError, UnsupportedError
-from regard.tasks.base import IGNORE, Task
+from regard.core.errors import ConfigError, ShapeError, UnsupportedError
+from regard_lab.benchmark import baselines
+from regard_lab.benchmark.baselines import BaselineConfig, FlatClassifier, SequenceClassifier, language_model
+from regard_lab.tasks.base import IGNORE, Task
 
 DRAW = torch.Generator().manual_seed(0)
 TOKENS = torch.randint(0, 50, (3, 17), generator=DRAW)

@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
-from regard.benchmark import cache
-from regard.benchmark.rounding import rounded
-from regard.errors import ConfigError, DataError, UnsupportedError
+from regard.core.errors import ConfigError, DataError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig
-from regard.report import cache as page
+from regard_lab.benchmark import cache
+from regard_lab.benchmark.rounding import rounded
+from regard_lab.report import cache as page
 
 CONFIG = cache.CacheConfig(budgets=(33, 64, 512), context=128, scored=8, texts=1, keys=1)
 TEXT = "All that glitters is not gold; often have you heard that told. " * 20
@@ -155,7 +155,7 @@ def test_rounding_loses_more_in_fewer_digits(results):
 
 
 def test_the_page_holds_every_number_and_asks_the_network_for_nothing(results, monkeypatch):
-    monkeypatch.setattr("regard.report._page.plotly.offline.get_plotlyjs", lambda: "")
+    monkeypatch.setattr("regard_lab.report._page.plotly.offline.get_plotlyjs", lambda: "")
     text = page.render({**results, "model": "</script>"})
     assert "https://" not in text
     assert text.count("</script>") == text.count("<script")

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import regard
-from regard.benchmark import capacity
-from regard.benchmark.capacity import CapacityConfig, decoded, measure, recall
-from regard.core import generator
-from regard.errors import ConfigError, UnsupportedError
+from regard.core.attention import generator
+from regard.core.errors import ConfigError, UnsupportedError
+from regard_lab.benchmark import capacity
+from regard_lab.benchmark.capacity import CapacityConfig, decoded, measure, recall
 
 IDENTITY = "linear(feature_map=identity, normalise=False)"
 TAYLOR = "linear(feature_map=taylor)"

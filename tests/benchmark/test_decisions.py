@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
-from regard.benchmark.decisions import HeadSpan, _counted, learned_spans, lookers, most_steps, observe
 from regard.models import LanguageModel, ModelConfig
-from regard.tasks import build_task
-from regard.tasks.base import IGNORE
-from regard.tasks.config import RecallConfig
 from regard.testing.inputs import randn
-from regard.training.batches import Batch
+from regard_lab.benchmark.decisions import HeadSpan, _counted, learned_spans, lookers, most_steps, observe
+from regard_lab.tasks import build_task
+from regard_lab.tasks.base import IGNORE
+from regard_lab.tasks.config import RecallConfig
+from regard_lab.training.batches import Batch
 
 TASK = build_task(RecallConfig(vocab_size=16, length=16, num_pairs=2, num_held_out=20))
 SHAPE = {"dim": 12, "heads": 3, "layers": 2, "vocab_size": TASK.vocab_size, "position": "rotary", "max_length": 32}

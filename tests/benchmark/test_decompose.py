@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from regard.benchmark.decompose import decompose
+from regard_lab.benchmark.decompose import decompose
 
 NUMBERS, REDRAWS, TIMES = 40, 8, 1000
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from regard.benchmark.cost import counted
-from regard.benchmark.depth_costs import Lost, beaten, leaving_after, pareto, token_operations
-from regard.training.batches import collate
+from regard_lab.benchmark.cost import counted
+from regard_lab.benchmark.depth_costs import Lost, beaten, leaving_after, pareto, token_operations
+from regard_lab.training.batches import collate
 from tests.benchmark.test_decisions import TASK, model_of
 
 EXAMPLE = collate(TASK.examples("valid"), [0], TASK.vocab_size, num_targets=TASK.num_targets)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from regard.benchmark.exits import drawn, leaving_at, measure, passages
-from regard.errors import DataError, InputError, UnsupportedError
+from regard.core.errors import DataError, InputError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig
-from regard.tasks.reader import Encoded
 from regard.testing.inputs import randn
+from regard.text.reader import Encoded
+from regard_lab.benchmark.exits import drawn, leaving_at, measure, passages
 
 LENGTH = 9
 GRID = (1.0, 0.05, 0.0)

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from regard.benchmark.exits import drawn, exits_of, measure, passages, require_items
-from regard.errors import CheckpointError, DataError, UnsupportedError
-from regard.integrations import exits
+from regard.core.errors import CheckpointError, DataError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig
 from regard.models.depth import build_depth
-from regard.retrieval.documents import fingerprint
-from regard.tasks.reader import Encoded
+from regard.text.reader import Encoded
+from regard_lab.benchmark.exits import drawn, exits_of, measure, passages, require_items
+from regard_lab.networks import exits
+from regard_lab.retrieval.documents import fingerprint
 
 
 def model_of(seed: int) -> LanguageModel:

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from regard.benchmark.key_gap import key_gap
-from regard.errors import UnsupportedError
+from regard.core.errors import UnsupportedError
 from regard.models import LanguageModel, ModelConfig
 from regard.testing.inputs import randn
+from regard_lab.benchmark.key_gap import key_gap
 
 TOKENS = torch.arange(2 * 7).reshape(2, 7) * 7 % 20
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from regard.benchmark.config import CompareConfig
-from regard.benchmark.measures import TASKS, check_settings, chosen
-from regard.errors import ConfigError, UnsupportedError
-from regard.info import Info, Supports
-from regard.tasks.config import ClassificationConfig, MaskedConfig, TextConfig
+from regard.core.errors import ConfigError, UnsupportedError
+from regard.core.info import Info, Supports
+from regard_lab.benchmark.config import CompareConfig
+from regard_lab.benchmark.measures import TASKS, check_settings, chosen
+from regard_lab.tasks.config import ClassificationConfig, MaskedConfig, TextConfig
 
 BOTH, CAUSAL, AROUND, UNMASKED = (
     {"causal": True, "bidirectional": True, "key_mask": True},

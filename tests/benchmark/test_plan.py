@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 import regard
-from regard.benchmark import comparison, plan, references, sweep, trainings
-from regard.benchmark.budget import Budget
-from regard.benchmark.comparison import compare
-from regard.benchmark.config import CompareConfig, ShapeConfig, quick, seconds
-from regard.benchmark.measures import CLASSIFICATION, RECALL, TASKS, TEXT, taken
-from regard.benchmark.results import Expected, reproduce
-from regard.errors import ConfigError
-from regard.report.summary import notes
-from regard.tasks.config import RecallConfig, TextConfig
+from regard.core.errors import ConfigError
+from regard_lab.benchmark import comparison, plan, references, sweep, trainings
+from regard_lab.benchmark.budget import Budget
+from regard_lab.benchmark.comparison import compare
+from regard_lab.benchmark.config import CompareConfig, ShapeConfig, quick, seconds
+from regard_lab.benchmark.measures import CLASSIFICATION, RECALL, TASKS, TEXT, taken
+from regard_lab.benchmark.results import Expected, reproduce
+from regard_lab.report.summary import notes
+from regard_lab.tasks.config import RecallConfig, TextConfig
 
 
 @dataclass
@@ -217,7 +217,7 @@ def test_a_quick_comparison_takes_as_long_as_a_slow_machine_needs(run, tmp_path,
         return run(Machine(2.0), budget=config.budget)[0]
 
     monkeypatch.setattr(comparison, "compare", measured)
-    monkeypatch.setattr("regard.report.html.write", lambda *_: None)
+    monkeypatch.setattr("regard_lab.report.html.write", lambda *_: None)
     said = []
     with pytest.raises(ConfigError, match="--budget 60s is too little"):
         regard.compare(budget="60s", out=tmp_path / "out", tell=said.append)

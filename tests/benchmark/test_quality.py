@@ -5,14 +5,14 @@ from typing import Any, cast
 import pytest
 import torch
 
-from regard.benchmark.quality import Job, perform, pictures
-from regard.core import Attention
+from regard.core.attention import Attention
 from regard.layer import AttentionLayer
 from regard.models import ModelConfig
-from regard.tasks import build_task
-from regard.tasks.config import RecallConfig
-from regard.training import network
-from regard.training.config import TrainingConfig
+from regard_lab.benchmark.quality import Job, perform, pictures
+from regard_lab.tasks import build_task
+from regard_lab.tasks.config import RecallConfig
+from regard_lab.training import network
+from regard_lab.training.config import TrainingConfig
 
 TASK = build_task(RecallConfig(vocab_size=16, length=16, num_pairs=2, num_held_out=4), seed=0)
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from regard.benchmark.exits import leaving_at, measure
-from regard.benchmark.rereading import Rereading
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
 from regard.models import LanguageModel, ModelConfig
 from regard.testing.compare import assert_close, assert_identical
 from regard.testing.inputs import randn
+from regard_lab.benchmark.exits import leaving_at, measure
+from regard_lab.benchmark.rereading import Rereading
 
 ITEMS = (np.arange(12 * 10).reshape(12, 10) * 7 % 23 * 11 % 20).astype(np.int64)
 THRESHOLDS = (0.75, 0.68, 0.64, 0.6, 0.56, 0.5, 0.4, 0.2, 0.0)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard import Heads, build
-from regard.benchmark.resting import resting_inputs
+from regard_lab.benchmark.resting import resting_inputs
 from tests.mutants.toys import ToyDecay
 
 

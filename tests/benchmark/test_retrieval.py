@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from regard import catalog
-from regard.benchmark import retrieval
-from regard.benchmark.retrieval import (
+from regard.core.errors import ConfigError, UnsupportedError
+from regard.models import LanguageModel
+from regard_lab.benchmark import retrieval
+from regard_lab.benchmark.retrieval import (
     RetrievalConfig,
     accuracy,
     everything,
@@ -14,10 +16,8 @@ from regard.benchmark.retrieval import (
     state_bytes,
     train_recall,
 )
-from regard.errors import ConfigError, UnsupportedError
-from regard.models import LanguageModel
-from regard.tasks.base import IGNORE
-from regard.tasks.recall import RecallTask
+from regard_lab.tasks.base import IGNORE
+from regard_lab.tasks.recall import RecallTask
 
 TINY = {"pairs": (1,), "vocab_size": 8, "length": 12, "dim": 16, "steps": 60, "sequences": 60}
 
@@ -68,7 +68,7 @@ def test_training_repeats_and_depends_on_its_seed():
 
 def test_auxiliary_losses_are_trained():
     config = RetrievalConfig(**{**TINY, "steps": 2})
-    spec = "regard.claims.sparsity_regularisers:Regularised(kind=entropy, weight={})"
+    spec = "evidence.claims.sparsity_regularisers:Regularised(kind=entropy, weight={})"
     plain, pressed = (
         train_recall(config.model(spec.format(weight), 0), config.task(1), steps=2).loss[-1] for weight in (0.0, 100.0)
     )

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from regard.benchmark.rounding import RoundingConfig, measure, rounded
-from regard.benchmark.vectors import random_vectors
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
+from regard_lab.benchmark.rounding import RoundingConfig, measure, rounded
+from regard_lab.benchmark.vectors import random_vectors
 
 
 def test_a_sum_of_the_last_token_is_rounded_and_no_slot_twice():

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from regard.benchmark import quiet, sweep
-from regard.benchmark.cost import counted
-from regard.benchmark.quiet import MOST_SLOWER, Sample, Watch, doubt
-from regard.benchmark.sweep import Row, SweepConfig, count, crossover, measure
-from regard.benchmark.timing import FIXED_ALLOCATION, Timing, allocation, interval, paired
-from regard.errors import ConfigError, UnsupportedError
+from regard.core.errors import ConfigError, UnsupportedError
+from regard_lab.benchmark import quiet, sweep
+from regard_lab.benchmark.cost import counted
+from regard_lab.benchmark.quiet import MOST_SLOWER, Sample, Watch, doubt
+from regard_lab.benchmark.sweep import Row, SweepConfig, count, crossover, measure
+from regard_lab.benchmark.timing import FIXED_ALLOCATION, Timing, allocation, interval, paired
 
 
 @dataclass

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from regard.benchmark.verdict import Sample, difference, differences, estimates, seeds_needed, ties
-from regard.errors import NumericsError
+from regard.core.errors import NumericsError
+from regard_lab.benchmark.verdict import Sample, difference, differences, estimates, seeds_needed, ties
 
 
 def coins(share: float, *, seeds: int = 1, units: int = 60, questions: int = 40, draw: int = 0) -> Sample:
@@ -119,7 +119,7 @@ def test_one_seed_and_what_was_coded_as_a_whole():
 
 def test_seeds_that_are_said_to_settle_it_do():
     """The share of so many seeds whose paired t-test finds the difference: 80 %, and less with fewer."""
-    from regard.benchmark.student import quantile
+    from regard_lab.benchmark.student import quantile
 
     draw = np.random.default_rng(0)
     for effect, wanted in ((1.0, 10), (0.5, 34)):

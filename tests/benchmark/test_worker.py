@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from regard.benchmark import quiet
-from regard.benchmark.timing import FIXED_ALLOCATION
-from regard.benchmark.worker import in_worker
-from regard.errors import NumericsError, ResourceError, UnsupportedError
+from regard.core.errors import NumericsError, ResourceError, UnsupportedError
+from regard_lab.benchmark import quiet
+from regard_lab.benchmark.timing import FIXED_ALLOCATION
+from regard_lab.benchmark.worker import in_worker
 
 WORKER = """
 import os, signal, sys, time
-from regard.benchmark.worker import serve
-from regard import errors
+from regard_lab.benchmark.worker import serve
+from regard.core import errors
 
 def work(payload):
     kind = payload["kind"]
     yield {"pid": os.getpid()}
     if kind == "calibrates":
-        from regard.benchmark import quiet
+        from regard_lab.benchmark import quiet
         yield quiet.best()
         quiet.seen({-2: 0.25})
         yield None
@@ -146,7 +146,7 @@ def test_a_result_that_cannot_be_kept_ends_the_work(worker, tmp_path):
 
 PARENT = """
 import sys
-from regard.benchmark.worker import in_worker
+from regard_lab.benchmark.worker import in_worker
 in_worker("some_worker", {"kind": "saves", "path": sys.argv[1]}, fixed_allocation=False, threads=1,
       each=lambda result: print(result["pid"], flush=True))
 """

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from regard.calibration import grid_search
-from regard.errors import ConfigError, InputError, ShapeError
+from regard.core.errors import ConfigError, InputError, ShapeError
 from regard.models import LanguageModel, ModelConfig
 from regard.models.depth import build_depth
+from regard_lab.calibration import grid_search
 
 GRID = [0.3, 0.5, 0.8]
 

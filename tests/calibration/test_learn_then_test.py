@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from regard.calibration import bonferroni, calibrate, fixed_sequence, items_needed
-from regard.errors import ConfigError, DataError, InputError, ShapeError
+from regard.core.errors import ConfigError, DataError, InputError, ShapeError
+from regard_lab.calibration import bonferroni, calibrate, fixed_sequence, items_needed
 
 GRID = np.linspace(1, 0, 26)
 RISK, CONFIDENCE, TRIALS = 0.1, 0.9, 200

@@ -5,9 +5,9 @@ from fractions import Fraction
 
 import pytest
 
-from regard.calibration import binomial, hoeffding, hoeffding_bentkus, items_needed
-from regard.calibration.p_values import TESTS
-from regard.errors import ConfigError, InputError
+from regard.core.errors import ConfigError, InputError
+from regard_lab.calibration import binomial, hoeffding, hoeffding_bentkus, items_needed
+from regard_lab.calibration.p_values import TESTS
 
 SIZES = ((1, 0.5), (7, 0.1), (40, 0.03), (40, 0.9), (150, 0.1))
 

@@ -12,10 +12,24 @@ from pathlib import Path
 
 import pytest
 
-from campaign import __main__ as main
-from campaign import broken, children, damage, equal, faults, fuzz, injected, inputs, kills, log, page, several, works
-from campaign.kills import Scene
-from campaign.works import Work
+from evidence.campaign import __main__ as main
+from evidence.campaign import (
+    broken,
+    children,
+    damage,
+    equal,
+    faults,
+    fuzz,
+    injected,
+    inputs,
+    kills,
+    log,
+    page,
+    several,
+    works,
+)
+from evidence.campaign.kills import Scene
+from evidence.campaign.works import Work
 
 ENDED = children.Ended(0, "", "", 0.1, 0.1, 0)
 
@@ -25,7 +39,7 @@ def ended(code: int, err: str = "", **more: float | str) -> children.Ended:
 
 
 def test_the_page_is_what_the_log_gives():
-    """Write it again with `python -m campaign --page`."""
+    """Write it again with `python -m evidence.campaign --page`."""
     assert page.PAGE.read_text(encoding="utf-8") == "\n".join(page.lines(log.read(log.RECORDED))) + "\n"
 
 
@@ -42,7 +56,7 @@ def test_the_log_is_small_and_names_no_place():
 def test_a_log_goes_on_where_it_ended_and_knows_what_is_open(tmp_path):
     path = tmp_path / "log.jsonl"
     for first, outcomes, judged in ((0, "rwr", 1), (3, "wr", 2)):
-        batch = log.Batch("kills", "text", first, "python -m campaign", judged=judged, call=f"call {first}")
+        batch = log.Batch("kills", "text", first, "python -m evidence.campaign", judged=judged, call=f"call {first}")
         for at, letter in enumerate(outcomes):
             wrong = letter == "w"
             said = "a /tmp/x/file differs" if wrong else "same bits"
@@ -52,7 +66,7 @@ def test_a_log_goes_on_where_it_ended_and_knows_what_is_open(tmp_path):
     assert (log.following(log.read(path), "kills", "text"), log.following(log.read(path), "kills", "copy")) == (5, 0)
     assert [each["seed"] for each in log.open_defects(log.read(path))] == [1, 3]
     assert log.read(path)[0]["defects"] == [{"seed": 1, "what": "a file differs"}]
-    mended = log.Batch("kills", "text", 3, "python -m campaign --again", again=True)
+    mended = log.Batch("kills", "text", 3, "python -m evidence.campaign --again", again=True)
     mended.add(3, log.Outcome("same bits", counts={"kills": 2}), 1.0)
     log.append(path, mended)
     assert [each["seed"] for each in log.open_defects(log.read(path))] == [1]
@@ -67,7 +81,7 @@ def test_a_log_goes_on_where_it_ended_and_knows_what_is_open(tmp_path):
 
 def test_what_an_old_log_does_not_say_is_as_it_was(tmp_path):
     """And such cases are made again, with seeds behind theirs."""
-    batch = json.loads(log.Batch("kills", "text", 0, "python -m campaign").line())
+    batch = json.loads(log.Batch("kills", "text", 0, "python -m evidence.campaign").line())
     old = {key: value for key, value in batch.items() if key not in ("judged", "call")}
     (tmp_path / "log.jsonl").write_text(json.dumps(old | {"count": 12}) + "\n")
     read = log.read(tmp_path / "log.jsonl")
@@ -295,7 +309,7 @@ def test_faults_are_judged(tmp_path, done, wrong, defect):
 
 
 def test_only_errors_of_the_library_may_come_out():
-    from regard.errors import ConfigError
+    from regard.core.errors import ConfigError
 
     def raises(error: BaseException) -> str:
         raise error
@@ -342,7 +356,7 @@ def test_inputs_are_those_of_their_seed():
 def test_every_task_is_trained_and_killed():
     from typing import get_args
 
-    from regard.tasks.config import TaskConfig
+    from regard_lab.tasks.config import TaskConfig
 
     given = " ".join(" ".join(words) for words in works.TRAININGS.values())
     assert all(f"--task {kind.name}" in given for kind in get_args(TaskConfig))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from campaign import children, damage, equal, works
-from regard.checksums import MANIFEST, opened, sealed, write_manifest
+from evidence.campaign import children, damage, equal, works
+from regard.files.checksums import MANIFEST, opened, sealed, write_manifest
 
 NEWEST = "step-00000012"
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from campaign import children, damage, equal, faults, fuzz, hygiene, kills, log, page
-from campaign.kills import Scene
-from campaign.works import Work
-from regard.errors import ConfigError
+from evidence.campaign import children, damage, equal, faults, fuzz, hygiene, kills, log, page
+from evidence.campaign.kills import Scene
+from evidence.campaign.works import Work
+from regard.core.errors import ConfigError
 from regard.testing.inputs import Subject
 from tests.mutants import toys
 
@@ -414,10 +414,10 @@ def test_a_new_process_that_says_nothing_is_seen(tmp_path, monkeypatch, script):
 
 
 def test_the_page_says_what_was_not_made_and_counts_a_case_once():
-    batch = log.Batch("hygiene", "threads", 0, "python -m campaign")
+    batch = log.Batch("hygiene", "threads", 0, "python -m evidence.campaign")
     for seed in range(3):
         batch.add(seed, log.Outcome("a wrong bit" if seed else "as it should be", bool(seed), peak=1 << 21), 1.0)
-    again = log.Batch("hygiene", "threads", 1, "python -m campaign --again", again=True)
+    again = log.Batch("hygiene", "threads", 1, "python -m evidence.campaign --again", again=True)
     again.add(1, log.Outcome("a wrong bit", True), 1.0)
     text = "\n".join(page.lines([vars(each) | FACTS for each in (batch, again)]))
     assert "| threads | 3 | 1 as it should be, 2 defects | 0.0 | 2 |" in text

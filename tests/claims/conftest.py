@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from regard import claims
+from evidence import claims
 from tests import unchanged
 from tests.claims.silent import SILENT
 

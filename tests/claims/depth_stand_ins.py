@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from regard.benchmark.exits import Measured
-from regard.claims.exit_guarantee import ExitGuarantee, naive
-from regard.claims.ponder_difficulty import Answered
-from regard.claims.spans_by_layer import Learned
-from regard.claims.three_confidences import REVERSED, Compared
+from evidence.claims.exit_guarantee import ExitGuarantee, naive
+from evidence.claims.ponder_difficulty import Answered
+from evidence.claims.spans_by_layer import Learned
+from evidence.claims.three_confidences import REVERSED, Compared
+from regard_lab.benchmark.exits import Measured
 from tests.claims.memory_stand_ins import OVER
 
 RISKS = (0.0, 0.0, 0.01, 0.02, 0.13, 0.16, 0.2, 0.3, 0.5)

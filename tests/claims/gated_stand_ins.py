@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.claims._units import Course
+from evidence.claims._units import Course
 
 AFTER: Mapping[str, Callable[..., Any]] = {"across": lambda self, model, new: 0.1}
 """the chunks before are read, also by what was never trained"""

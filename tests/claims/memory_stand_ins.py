@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.claims._letters import LETTERS
-from regard.core import generator
+from evidence.claims._letters import LETTERS
+from regard.core.attention import generator
 from regard.models import LanguageModel
 from regard.models.neighbours import NeighbourTokens
-from regard.retrieval.evaluation import Looked
+from regard_lab.retrieval.evaluation import Looked
 
 ALL = slice(None)
 OVER = [2.0] * 40

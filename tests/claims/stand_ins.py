@@ -8,21 +8,21 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from evidence.claims._growth import operations
+from evidence.claims._letters import pair_bits
+from evidence.claims._needle import Found
+from evidence.claims.blockwise_memory import blockwise
+from evidence.claims.extrapolation import Score
+from evidence.claims.random_feature_variance import ALLOWED_ERROR
+from evidence.claims.randomized_attention_bias import Moments
+from evidence.claims.synthesizer_tasks import Copies
 from regard import Info, Supports, catalog
 from regard.attention.dense.softmax import Softmax
-from regard.benchmark.baselines import SequenceClassifier
-from regard.benchmark.cost import counted
-from regard.benchmark.retrieval import Trained
-from regard.claims._growth import operations
-from regard.claims._letters import pair_bits
-from regard.claims._needle import Found
-from regard.claims.blockwise_memory import blockwise
-from regard.claims.extrapolation import Score
-from regard.claims.random_feature_variance import ALLOWED_ERROR
-from regard.claims.randomized_attention_bias import Moments
-from regard.claims.synthesizer_tasks import Copies
-from regard.core import Attended, Attention
+from regard.core.attention import Attended, Attention
 from regard.integrations.convolution import ConvolutionAttention
+from regard_lab.benchmark.baselines import SequenceClassifier
+from regard_lab.benchmark.cost import counted
+from regard_lab.benchmark.retrieval import Trained
 
 EVERYTHING = Supports(bidirectional=True, causal=True, cross=True, key_mask=True)
 SOFT = "softmax"

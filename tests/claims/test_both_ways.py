@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from regard import catalog, claims, register
-from regard.claims._hashes import all_of, any_of
-from regard.claims._plateau import FINISHED
-from regard.claims._units import OVER
+from evidence import claims
+from evidence.claims._hashes import all_of, any_of
+from evidence.claims._plateau import FINISHED
+from evidence.claims._units import OVER
+from regard import catalog, register
 from tests.claims.depth_stand_ins import CALIBRATED, NAIVE, leave, looks, ponders, saves, unseen
 from tests.claims.gated_stand_ins import AFTER, elsewhere, letters
 from tests.claims.memory_stand_ins import (
@@ -263,7 +264,7 @@ def test_every_claim_is_tried_in_both_directions():
 def replaced(name: str, way: Way, monkeypatch: pytest.MonkeyPatch) -> Way:
     """The stand-ins, put in."""
     for attribute, other in way.module.items():
-        monkeypatch.setattr(f"regard.claims.{name}.{attribute}", other)
+        monkeypatch.setattr(f"evidence.claims.{name}.{attribute}", other)
     for attribute, other in way.method.items():
         monkeypatch.setattr(type(claims.build(name)), attribute, other)
     return way

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard import Info, Supports, catalog, register
 from regard.attention.dense.softmax import Softmax
-from regard.core import Attended, Attention
+from regard.core.attention import Attended, Attention
 
 pytestmark = pytest.mark.study
 

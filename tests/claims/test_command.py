@@ -1,27 +1,27 @@
-"""`regard claims`: listing, measuring, files, exit codes, bad input."""
+"""`python -m evidence.claims`: listing, measuring, files, exit codes, bad input."""
 
 import json
 import os
 
 import pytest
 
-from regard import claims
-from regard.checksums import sealed
-from regard.claims.attention_rank_by_layer import AttentionRankByLayer
-from regard.claims.dot_product_variance import DotProductVariance
-from regard.cli.main import main
-from regard.errors import ConfigError
+from evidence import claims
+from evidence.claims.__main__ import main
+from evidence.claims.attention_rank_by_layer import AttentionRankByLayer
+from evidence.claims.dot_product_variance import DotProductVariance
+from regard.core.errors import ConfigError
+from regard.files.checksums import sealed
 
 NAME = "dot_product_variance"
 
 
 @pytest.fixture
 def command(monkeypatch, tmp_path, capsys):
-    """Run `regard claims` in an empty folder: code, stdout, stderr."""
+    """Run it in an empty folder: code, stdout, stderr."""
     monkeypatch.chdir(tmp_path)
 
     def call(*words: str) -> tuple[int, str, str]:
-        code = main(["claims", *words])
+        code = main(words)
         return code, *capsys.readouterr()
 
     return call

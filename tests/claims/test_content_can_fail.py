@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from regard import claims
-from regard.claims.quantized_keys import kmeans
-from regard.core import generator
+from evidence import claims
+from evidence.claims.quantized_keys import kmeans
+from regard.core.attention import generator
 
 pytestmark = pytest.mark.study
 

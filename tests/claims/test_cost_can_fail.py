@@ -2,7 +2,7 @@
 
 import pytest
 
-from regard.claims.nystrom_against_performer import NystromAgainstPerformer
+from evidence.claims.nystrom_against_performer import NystromAgainstPerformer
 from tests.claims.stand_ins import landmarks
 
 pytestmark = pytest.mark.study

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from regard import claims
-from regard.benchmark.exits import exits_of, leaving_at
-from regard.benchmark.rereading import Rereading
-from regard.calibration import calibrate
-from regard.claims._plateau import lasting
-from regard.claims.diagonal_masked import LOST
-from regard.claims.spans_by_layer import adaptive, spans_of
-from regard.claims.three_confidences import asked
-from regard.core import generator
+from evidence import claims
+from evidence.claims._plateau import lasting
+from evidence.claims.diagonal_masked import LOST
+from evidence.claims.spans_by_layer import adaptive, spans_of
+from evidence.claims.three_confidences import asked
+from regard.core.attention import generator
 from regard.models import LanguageModel, ModelConfig
-from regard.tasks.base import IGNORE
+from regard_lab.benchmark.exits import exits_of, leaving_at
+from regard_lab.benchmark.rereading import Rereading
+from regard_lab.calibration import calibrate
+from regard_lab.tasks.base import IGNORE
 from tests.claims.depth_stand_ins import looks, saves, unseen
 from tests.claims.memory_stand_ins import OVER
 
@@ -198,7 +198,7 @@ def test_a_difference_that_twice_the_steps_change_says_nothing(monkeypatch):
 
 def test_decoders_that_see_nothing_but_their_own_key_are_caught(monkeypatch):
     """Letters that come twice each: what is next is said by the letter before and not by the last one alone."""
-    monkeypatch.setattr("regard.claims._letters.text", lambda split: torch.arange(3000) // 2 % 3 + 1)
+    monkeypatch.setattr("evidence.claims._letters.text", lambda split: torch.arange(3000) // 2 % 3 + 1)
     claim = claims.build("diagonal_masked", tiny=True, settings={"learning_rate": 2e-2})
     alone, whole = (claim.trained(rule, 60, 0)[0] for rule in ("pattern(rule='window(0)')", claim.everything))
     assert alone - whole > LOST

@@ -9,9 +9,9 @@ from pathlib import Path
 import plotly.offline
 import pytest
 
-from regard import claims
-from regard.errors import ConfigError
-from regard.report import claims as page
+from evidence import claims
+from evidence.claims import _page as page
+from regard.core.errors import ConfigError
 from tests.claims.silent import SILENT
 
 CAUGHT_BY = {

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard import Heads, build
-from regard.claims._hashes import (
+from evidence.claims._hashes import (
     ONE_OF_TWO,
     all_of,
     amplified,
@@ -17,6 +16,7 @@ from regard.claims._hashes import (
     cross_polytope_hash,
     sensitivity,
 )
+from regard import Heads, build
 
 pytestmark = pytest.mark.study
 

@@ -5,16 +5,17 @@ import math
 import pytest
 import torch
 
-from regard import Heads, build, claims
-from regard.claims._growth import between, operations
-from regard.claims._turns import processor_seconds
-from regard.claims.importance_sampling import _Case
-from regard.claims.linear_attention_forms import alive
-from regard.claims.random_feature_variance import FORMULAS, vectors
-from regard.claims.randomized_attention_bias import moments
-from regard.claims.rank_of_attention import rank
-from regard.claims.softmax_linear_crossover import crossing
-from regard.core import generator
+from evidence import claims
+from evidence.claims._growth import between, operations
+from evidence.claims._turns import processor_seconds
+from evidence.claims.importance_sampling import _Case
+from evidence.claims.linear_attention_forms import alive
+from evidence.claims.random_feature_variance import FORMULAS, vectors
+from evidence.claims.randomized_attention_bias import moments
+from evidence.claims.rank_of_attention import rank
+from evidence.claims.softmax_linear_crossover import crossing
+from regard import Heads, build
+from regard.core.attention import generator
 
 pytestmark = pytest.mark.study
 

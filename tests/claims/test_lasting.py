@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from regard.claims._base import Finding
-from regard.claims._plateau import change_with_steps, lasting
-from regard.claims._units import OVER, Course, finished
-from regard.claims._verdict import conclude
+from evidence.claims._base import Finding
+from evidence.claims._plateau import change_with_steps, lasting
+from evidence.claims._units import OVER, Course, finished
+from evidence.claims._verdict import conclude
 
 EFFECT = 0.05
 

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from regard import claims
-from regard.claims import attention_rank_by_layer, memory_by_fine_tuning
-from regard.claims._remembering import bits
-from regard.claims.knn_lm_gain import half
-from regard.retrieval import Neighbours
-from regard.retrieval.evaluation import Looked
+from evidence import claims
+from evidence.claims import attention_rank_by_layer, memory_by_fine_tuning
+from evidence.claims._remembering import bits
+from evidence.claims.knn_lm_gain import half
+from regard_lab.retrieval import Neighbours
+from regard_lab.retrieval.evaluation import Looked
 
 pytestmark = pytest.mark.study
 

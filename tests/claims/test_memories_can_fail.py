@@ -8,19 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard import claims
-from regard.claims import (
+from evidence import claims
+from evidence.claims import (
     distances_do_not_help,
     eviction_question_last,
     longer_memory,
     memory_against_size,
     published_memory,
 )
-from regard.claims._letters import text
-from regard.claims._plateau import lasting
-from regard.claims._segments import Rows, lagged, learned, read
+from evidence.claims._letters import text
+from evidence.claims._plateau import lasting
+from evidence.claims._segments import Rows, lagged, learned, read
 from regard.models import LanguageModel, ModelConfig
-from regard.tasks.base import IGNORE
+from regard_lab.tasks.base import IGNORE
 from tests.claims.memory_stand_ins import by_distance
 
 pytestmark = pytest.mark.study

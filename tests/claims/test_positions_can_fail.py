@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard import claims
-from regard.benchmark.fitting import train
-from regard.claims._sequences import MarkovText
-from regard.claims.attention_against_recurrence import chain, running_sum
-from regard.claims.rotary_decay import bound
-from regard.core import generator
+from evidence import claims
+from evidence.claims._sequences import MarkovText
+from evidence.claims.attention_against_recurrence import chain, running_sum
+from evidence.claims.rotary_decay import bound
+from regard.core.attention import generator
 from regard.integrations.convolution import ConvolutionAttention
+from regard_lab.benchmark.fitting import train
 
 pytestmark = pytest.mark.study
 

@@ -5,15 +5,16 @@ import math
 import pytest
 import torch
 
-from regard import Heads, build, claims
-from regard.benchmark.retrieval import RetrievalConfig, sequences
-from regard.claims.attention_concentration import effective_keys
-from regard.claims.code_retrieval import direction, embed
-from regard.claims.rare_names import addresses, answer, places
-from regard.claims.sparsity_regularisers import constant, penalty, spread
-from regard.core import generator
+from evidence import claims
+from evidence.claims.attention_concentration import effective_keys
+from evidence.claims.code_retrieval import direction, embed
+from evidence.claims.rare_names import addresses, answer, places
+from evidence.claims.sparsity_regularisers import constant, penalty, spread
+from regard import Heads, build
+from regard.core.attention import generator
 from regard.models import LanguageModel
-from regard.tasks.recall import RecallTask
+from regard_lab.benchmark.retrieval import RetrievalConfig, sequences
+from regard_lab.tasks.recall import RecallTask
 
 pytestmark = pytest.mark.study
 
@@ -138,7 +139,7 @@ def test_regularisers_by_their_definitions(kind, n):
     """Double loops over the weights; values are those of linear attention, and nothing is lost outside of training."""
     heads = Heads(count=2, key_dim=4, value_dim=3, causal=True)
     q, k, v = (torch.randn(2, 2, n, width, generator=generator(n, width), dtype=torch.float64) for width in (4, 5, 3))
-    k, mechanism = k[..., :4], build(f"regard.claims.sparsity_regularisers:Regularised(kind={kind})", heads).train()
+    k, mechanism = k[..., :4], build(f"evidence.claims.sparsity_regularisers:Regularised(kind={kind})", heads).train()
     got, size = mechanism(q, k, v), build("linear", heads)(q, k, v).values.abs()
     if kind in ROWS:
         rows = [

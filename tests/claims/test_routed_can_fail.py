@@ -5,13 +5,14 @@ import math
 import pytest
 import torch
 
-from regard import Heads, build, claims
+from evidence import claims
+from evidence.claims._hashes import all_of, any_of
+from evidence.claims.lsh_collisions import ANGLES, vectors
+from evidence.claims.lsh_recall import LshRecall
+from evidence.claims.shared_query_key import SharedQueryKey
+from regard import Heads, build
 from regard.attention.routed.lsh import Buckets, Lsh
-from regard.claims._hashes import all_of, any_of
-from regard.claims.lsh_collisions import ANGLES, vectors
-from regard.claims.lsh_recall import LshRecall
-from regard.claims.shared_query_key import SharedQueryKey
-from regard.core import generator
+from regard.core.attention import generator
 from regard.models import LanguageModel
 from tests.claims.stand_ins import read
 
@@ -45,7 +46,7 @@ def judged(name, **settings):
     ],
 )
 def test_other_formulas_and_rules(attribute, other, failing, monkeypatch):
-    monkeypatch.setattr(f"regard.claims.lsh_collisions.{attribute}", other)
+    monkeypatch.setattr(f"evidence.claims.lsh_collisions.{attribute}", other)
     found = claims.measure(claims.build("lsh_collisions", tiny=True), range(3), tiny=True)
     assert {one["title"]: one["verdict"] for one in found["findings"]}[failing] == "does not hold"
 

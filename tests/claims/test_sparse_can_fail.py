@@ -5,12 +5,13 @@ import math
 import pytest
 import torch
 
-from regard import claims, masks
-from regard.claims._letters import LETTERS, pair_bits, samples, text
-from regard.claims.blockwise_memory import blockwise
-from regard.claims.graph_mixing import reached, second_eigenvalue
-from regard.claims.receptive_field import depends
-from regard.core import generator
+from evidence import claims
+from evidence.claims._letters import LETTERS, pair_bits, samples, text
+from evidence.claims.blockwise_memory import blockwise
+from evidence.claims.graph_mixing import reached, second_eigenvalue
+from evidence.claims.receptive_field import depends
+from regard import patterns as masks
+from regard.core.attention import generator
 
 pytestmark = pytest.mark.study
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from regard import claims
-from regard.claims._letters import learned as letters_learned
-from regard.claims._letters import nats, samples
-from regard.claims._units import OVER, finished, learned, opened
-from regard.core import generator
+from evidence import claims
+from evidence.claims._letters import learned as letters_learned
+from evidence.claims._letters import nats, samples
+from evidence.claims._units import OVER, finished, learned, opened
+from regard.core.attention import generator
 from regard.models import LanguageModel
 
 pytestmark = pytest.mark.study
@@ -108,7 +108,7 @@ def test_the_last_chunk_alone_is_asked_for_the_same_letters():
 def test_models_are_trained_on_letters_that_are_not_held_out(learn, monkeypatch):
     """Training text that goes round one way, held-out text that goes the other way: what is learned is the former."""
     texts = {"train": torch.arange(3000) % 3 + 1, "valid": 3 - torch.arange(3000) % 3}
-    monkeypatch.setattr("regard.claims._letters.text", texts.__getitem__)
+    monkeypatch.setattr("evidence.claims._letters.text", texts.__getitem__)
     claim, bits = claims.build("gated_unit_half", tiny=True), {}
     for split in texts:
         new = samples(split, 20, 16, generator(0, "new"))

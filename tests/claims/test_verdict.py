@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from regard.benchmark import student
-from regard.claims import Control, Finding
-from regard.claims._plateau import change
-from regard.claims._verdict import conclude, judge
+from evidence.claims import Control, Finding
+from evidence.claims._plateau import change
+from evidence.claims._verdict import conclude, judge
+from regard_lab.benchmark import student
 
 CONTROL = Control(value="control", title="control", expected=1.0, tolerance=0.1)
 GAIN = Finding(value="gain", title="gain", at_least=0.1)

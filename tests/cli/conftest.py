@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from regard import consent
 from regard.cli.main import main
+from regard.files import consent
 
 SOURCE = Path(__file__).parents[2] / "src"
 TINY = ["--model.dim", "16", "--model.layers", "1", "--model.heads", "2", "--task.length", "32", "--batch-size", "4"]

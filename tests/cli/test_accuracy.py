@@ -46,7 +46,7 @@ def test_without_names_takes_all_that_approximate_softmax(regard):
 
 
 def test_exits_7_when_the_control_misses(regard, monkeypatch):
-    monkeypatch.setattr("regard.benchmark.accuracy.EXACT", "uniform")
+    monkeypatch.setattr("regard_lab.benchmark.accuracy.EXACT", "uniform")
     answer = regard("accuracy", "linear", *TINY, "--norms", "1", "--bidirectional")
     assert answer.code == 7
     assert "CONTROL MISSED" in answer.out

@@ -11,9 +11,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from regard.checksums import Entry
-from regard.tasks.tokenizer import BpeTokenizer
-from regard.training import begun, files
+from regard.files import folders as files
+from regard.files.checksums import Entry
+from regard.text.tokenizer import BpeTokenizer
+from regard_lab.training import begun
 from tests.conftest import at_file
 
 SPECS = [
@@ -175,7 +176,6 @@ WRITERS = (
     "cache nowhere",
     "calibrate nowhere",
     "capacity softmax",
-    "claims dot_product_variance --quick",
     "compare softmax --text.corpus nowhere",
     "explore nowhere text",
     "generate nowhere text",

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from regard.benchmark import sweep
-from regard.cli._numbers import parse_numbers
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
+from regard_lab.benchmark import sweep
+from regard_lab.cli._numbers import parse_numbers
 
 
 def test_times_are_beside_exact_attention_and_what_was_counted(regard, monkeypatch):
@@ -45,7 +45,7 @@ def test_figures_that_cannot_be_trusted_are_marked(regard, monkeypatch):
 
 @pytest.mark.parametrize("verb", ["bench", "accuracy", "capacity", "retrieval", "compare"])
 def test_threads_are_those_of_the_environment(monkeypatch, verb):
-    module = importlib.import_module(f"regard.cli.{verb}")
+    module = importlib.import_module(f"regard_lab.cli.{verb}")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert module.Options().threads == 3
     assert sweep.SweepConfig(("linear",), (8,)).threads == 3
@@ -74,7 +74,7 @@ def test_threads_are_those_of_the_environment(monkeypatch, verb):
 )
 @pytest.mark.parametrize("verb", ["bench", "accuracy"])
 def test_lengths_in_several_words(verb, words, lengths):
-    module = importlib.import_module(f"regard.cli.{verb}")
+    module = importlib.import_module(f"regard_lab.cli.{verb}")
     options = module.parse(words)
     assert parse_numbers(options.lengths) == lengths
     assert options.specs == ("linear",)
@@ -91,7 +91,7 @@ def test_lengths_in_several_words(verb, words, lengths):
     ],
 )
 def test_defaults_may_be_typed_and_are_named(verb, what, more):
-    module = importlib.import_module(f"regard.cli.{verb}")
+    module = importlib.import_module(f"regard_lab.cli.{verb}")
     default = getattr(module.Options, what)
     assert parse_numbers(getattr(module.parse([*more, f"--{what}", default]), what)) == parse_numbers(default)
     for wrong in ("8 x", "-1", "1:2:3", " "):

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from regard.benchmark import cache
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
 from regard.models import LanguageModel
-from regard.tasks.config import TextConfig
-from regard.tasks.corpus import open_corpus
-from regard.training import load
+from regard_lab.benchmark import cache
+from regard_lab.tasks.config import TextConfig
+from regard_lab.tasks.corpus import open_corpus
+from regard_lab.training import load
 
 
 def nats(regard, run, *words: str) -> float:

@@ -9,20 +9,20 @@ import pytest
 import torch
 
 import regard as package
-from regard.benchmark.exits import drawn, measure, passages
 from regard.cli.main import main
-from regard.errors import UnsupportedError
-from regard.integrations.exits import install, put, shares, stored, text_facts
+from regard.core.errors import UnsupportedError
 from regard.models import LanguageModel
 from regard.models.packed import pack
-from regard.tasks import build_task
-from regard.tasks.base import IGNORE
-from regard.tasks.config import TextConfig
-from regard.tasks.corpus import open_corpus
 from regard.testing.compare import assert_close
-from regard.training import load
-from regard.training.evaluation import measured
-from regard.training.exit_heads import fit_light_heads
+from regard_lab.benchmark.exits import drawn, measure, passages
+from regard_lab.networks.exits import install, put, shares, stored, text_facts
+from regard_lab.tasks import build_task
+from regard_lab.tasks.base import IGNORE
+from regard_lab.tasks.config import TextConfig
+from regard_lab.tasks.corpus import open_corpus
+from regard_lab.training import load
+from regard_lab.training.evaluation import measured
+from regard_lab.training.exit_heads import fit_light_heads
 
 GRID = ["--thresholds", "0.9", "0.1", "0.01", "--passages", "60", "--length", "8", "--threads", "1"]
 

@@ -19,7 +19,7 @@ def test_shows_the_best_sharpness_and_leaves_numbers(regard, tmp_path):
 
 
 def test_exits_7_when_a_control_misses(regard, monkeypatch):
-    monkeypatch.setattr("regard.benchmark.capacity.CONTROLS", ("linear", "uniform"))
+    monkeypatch.setattr("regard_lab.benchmark.capacity.CONTROLS", ("linear", "uniform"))
     answer = regard("capacity", "softmax", "--pairs", "16", "--sharpness", "8", "--trials", "2")
     assert answer.code == 7
     assert "CONTROL MISSED: linear finds 16 pairs" in answer.out

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from regard.errors import CheckpointError
-from regard.training import evaluate, load
+from regard.core.errors import CheckpointError
+from regard_lab.training import evaluate, load
 
 
 def test_data_that_changed_since_the_training(regard, run, text, tmp_path):

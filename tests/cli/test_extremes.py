@@ -2,8 +2,8 @@
 
 import pytest
 
-from regard.benchmark import threads
-from regard.training import TrainingConfig
+from regard_lab.benchmark import threads
+from regard_lab.training import TrainingConfig
 from tests.cli.test_calibrate import with_exits  # noqa: F401  # a fixture
 
 HUGE = str(10**20)

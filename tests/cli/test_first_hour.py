@@ -11,10 +11,10 @@ import torch
 
 import regard as library
 from regard import AttentionLayer, attend
-from regard.errors import ConfigError, InputError, LimitError, RegardError, ShapeError, UnsupportedError
+from regard.core.errors import ConfigError, InputError, LimitError, RegardError, ShapeError, UnsupportedError
 from regard.integrations import pretrained
 from regard.models import LanguageModel, ModelConfig, presets
-from regard.training import TrainedModel
+from regard_lab.training import TrainedModel
 
 Q = torch.randn(2, 4, 10, 8)
 X = torch.randn(2, 10, 32)

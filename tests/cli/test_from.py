@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from regard.integrations import pretrained
 from regard.integrations.pretrained import PretrainedTokenizer
 from regard.models import LanguageModel, presets
-from regard.training import load
+from regard_lab.training import load
 
 WORDS = ["[unk]", *"abcdefghij"]
 

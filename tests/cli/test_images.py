@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from regard.cli.main import main
-from regard.training import load, toml
+from regard_lab.training import load, toml
 
 SHORT = ["--model.dim", "16", "--model.layers", "1", "--model.heads", "2", "--batch-size", "4", "--warmup", "1"]
 SHORT += ["--threads", "1", "--steps", "2", "--task.levels", "8", "--task.query-block", "2", "4"]
@@ -71,7 +71,7 @@ def test_generate_completes_held_out_images(regard, made, tmp_path, monkeypatch)
         seen.update(options, count=count)
         return draw(self, count, **options)
 
-    monkeypatch.setattr("regard.training.trained_model.TrainedModel.draw", kept)
+    monkeypatch.setattr("regard_lab.training.trained_model.TrainedModel.draw", kept)
     answer = regard(
         "generate", made["images"], "--out", "half.png", "--complete", "--count", "2", "--temperature", "0.5"
     )

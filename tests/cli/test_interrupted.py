@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from regard import report, retrieval, tokens, training
-from regard.benchmark import comparison
 from regard.cli import main
+from regard_lab import report, retrieval, tokens, training
+from regard_lab.benchmark import comparison
 
 SOURCE = Path(__file__).parents[2] / "src"
 WORDS = ["--shape.dim=8", "--shape.heads=1", "--recall-shape.dim=8", "--recall-shape.heads=1", "--text.length=32"]

@@ -12,12 +12,12 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from regard.errors import CheckpointError
+from regard.core.errors import CheckpointError
 from regard.integrations import pretrained
 from regard.integrations._tokenizer import PretrainedTokenizer
-from regard.integrations.datastores import lookup
 from regard.models import LanguageModel, presets
-from regard.retrieval import Datastore
+from regard_lab.networks.datastores import lookup
+from regard_lab.retrieval import Datastore
 from tests.conftest import at_file
 
 WORDS = ["[unk]", *"abcdefghij"]
@@ -365,7 +365,7 @@ def test_datastores_that_do_not_serve_are_named(regard, network, tmp_path):
 def test_a_full_disk_is_named_and_nothing_is_lost(regard, network, monkeypatch):
     """The same command goes on once there is room, and ends with the bytes of a build that met none."""
     build = ["knn", "build", "folder", "--model", network, "--out"]
-    monkeypatch.setattr("regard.retrieval.writer.BLOCK_BYTES", 20 * 16 * 2)
+    monkeypatch.setattr("regard_lab.retrieval.writer.BLOCK_BYTES", 20 * 16 * 2)
     assert regard(*build, "whole").code == 0
     written = 0
 
@@ -403,8 +403,8 @@ def test_what_ended_before_the_first_block_goes_on(regard, network, monkeypatch)
         raise KeyboardInterrupt
 
     for place, partial in (
-        ("regard.retrieval.manifest.Manifest.write", True),
-        ("regard.retrieval.writer.Writer.begin", False),
+        ("regard_lab.retrieval.manifest.Manifest.write", True),
+        ("regard_lab.retrieval.writer.Writer.begin", False),
     ):
         shutil.rmtree("store", ignore_errors=True)
         with monkeypatch.context() as early:
@@ -508,7 +508,7 @@ def test_what_is_there_already_is_told_from_a_datastore(regard, network):
 def test_what_takes_long_says_how_far_it_is(regard, network, monkeypatch):
     """Every ten seconds, on stderr."""
     seconds = iter(range(0, 10**6, 6))
-    monkeypatch.setattr("regard.tasks.ticking.time.monotonic", lambda: next(seconds))
+    monkeypatch.setattr("regard_lab.tasks.ticking.time.monotonic", lambda: next(seconds))
     answer = regard("knn", "build", "--model", network, "folder", "--out", "store", "--length", "16", "--json")
     told = [line for line in answer.err.splitlines() if line.endswith(" entries")]
     assert told[:2] == ["32 entries", "64 entries"]

@@ -11,9 +11,10 @@ import sys
 import pytest
 
 import regard as package
-from regard import errors
+import regard_lab
 from regard.cli import main as command
-from regard.cli._output import console, emit, table
+from regard.core import errors
+from regard_lab.cli._output import console, emit, table
 
 VERBS = {
     "accuracy",
@@ -23,7 +24,6 @@ VERBS = {
     "capacity",
     "check",
     "checkpoint",
-    "claims",
     "compare",
     "completion",
     "doctor",
@@ -283,3 +283,39 @@ def test_the_script_of_every_shell_is_sound(regard, tmp_path, shell):
         pytest.skip(f"{shell} is not installed")
     (tmp_path / "script").write_text(script, encoding="utf-8")
     assert subprocess.run([shell, "-n", "script"], cwd=tmp_path, capture_output=True).stderr == b""
+
+
+WITHOUT = f"import sys; sys.modules.update(dict.fromkeys({regard_lab.NEEDED}))\n"
+"""what `pip install regard` does not bring"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["list", "l*"], 0, "linformer"),
+        (["info", "cosine"], 0, "gain"),
+        (["doctor"], 0, "lab "),
+        (["--help"], 0, "compare"),
+        (["compare"], 6, "pip install 'regard[lab]'"),
+        (["info", "cosine", "--jsn"], 2, "did you mean '--json'"),
+    ],
+)
+def test_the_library_alone_has_its_verbs_and_names_what_others_need(environment, words, code, said):
+    program = f"{WITHOUT}from regard.cli.main import main; sys.exit(main({words!r}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment, text=True)
+    assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done
+
+
+def test_the_library_alone_computes_and_names_what_its_functions_of_the_laboratory_need(environment):
+    program = (
+        f"{WITHOUT}import torch, regard\n"
+        "q = torch.ones(1, 1, 3, 4)\n"
+        "regard.attend(q, q, q, 'local(window=1)', causal=True)\n"
+        "regard.AttentionLayer(8, 'linear', heads=2, causal=True)(torch.ones(1, 3, 8))\n"
+        "try: regard.build('cosine', regard.Heads(count=1, key_dim=4), gain=0)\n"
+        "except regard.ConfigError as error: assert 'greater than 0' in str(error)\n"
+        "try: regard.compare\n"
+        "except regard.ResourceError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment, text=True)
+    assert done.stdout.endswith("rich, tokenizers, tyro: pip install 'regard[lab]'\n"), done

@@ -9,8 +9,8 @@ from regard.testing import check_attention
 
 OWN = """
 from helper_of_faults import wrong
-from regard.core import Attended, Attention
-from regard.info import Info, Supports
+from regard.core.attention import Attended, Attention
+from regard.core.info import Info, Supports
 
 
 class NoFacts(Attention):
@@ -119,7 +119,7 @@ def test_python_refuses_a_class_without_facts(use):
 
 
 def test_a_mistake_of_the_library_is_none_of_a_module_beside_it(own):
-    from regard import consent
+    from regard.files import consent
 
     consent.imported("regard.attention.dense.softmax:Softmax")
     with pytest.raises(AttributeError) as caught:

@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from regard import consent
+from regard.files import consent
 from regard.integrations import pretrained
 from regard.integrations._tokenizer import PretrainedTokenizer
 from regard.models import Encoder, LanguageModel, presets

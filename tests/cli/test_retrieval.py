@@ -6,7 +6,7 @@ import pytest
 
 
 def test_shows_accuracy_beside_bytes_and_leaves_a_page(regard, tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.report._page.plotly.offline.get_plotlyjs", lambda: "")
+    monkeypatch.setattr("regard_lab.report._page.plotly.offline.get_plotlyjs", lambda: "")
     words = ["--pairs", "2", "--key-dim", "16", "--threads", "1", "--out", "r"]
     answer = regard("retrieval", "local(window=3)", *words, "--steps", "2")
     assert answer.code == 7  # nothing is learned in two steps
@@ -18,7 +18,7 @@ def test_shows_accuracy_beside_bytes_and_leaves_a_page(regard, tmp_path, monkeyp
 
 
 def test_exits_0_when_the_controls_are_reached(regard, monkeypatch):
-    from regard.benchmark import retrieval
+    from regard_lab.benchmark import retrieval
 
     learned = retrieval.Trained(
         retrieval.LanguageModel(retrieval.RetrievalConfig().model("softmax", 0)), 1.0, 1.0, [0.0]

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import regard as package
-from regard import checksums
-from regard.cli._run_info import span_rows
 from regard.cli.main import main
-from regard.training.files import load_folder, save_folder
+from regard.files import checksums
+from regard.files.folders import load_folder, save_folder
+from regard_lab.run_info import span_rows
 
 SMALL = ["--model.dim", "16", "--model.heads", "2", "--task.length", "32", "--batch-size", "4", "--warmup", "1"]
 SMALL += ["--threads", "1", "--steps", "30"]

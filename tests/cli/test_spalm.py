@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from regard.training import load
-from regard.training.checkpoint import newest
+from regard_lab.training import load
+from regard_lab.training.checkpoint import newest
 
 MIXING = ["--preset", "spalm(memory_length=16)", "--model.max-length", "16", "--model.mlp-dim", "24"]
 BESIDE = ["--datastore", "store", "--datastore-model", "base"]
@@ -161,8 +161,8 @@ def test_what_was_moved_away_is_named(regard, store, words):
 
 def regard_error(run: str) -> str:
     """What Python says that is not told where the datastore is opened."""
-    from regard.errors import ConfigError
-    from regard.training import evaluate
+    from regard.core.errors import ConfigError
+    from regard_lab.training import evaluate
 
     assert load(run).model.config.neighbours == 4  # type: ignore[union-attr]
     with pytest.raises(ConfigError) as caught:

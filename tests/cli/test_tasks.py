@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from regard.cli.main import main
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
 
 SHORT = ["--model.dim", "16", "--model.layers", "1", "--model.heads", "2", "--batch-size", "4", "--warmup", "1"]
 SHORT += ["--threads", "1", "--steps", "2"]
@@ -96,7 +96,7 @@ def test_a_preset_of_another_kind(regard):
     ],
 )
 def test_a_preset_chooses_the_first_task_that_it_can_do(preset, task):
-    from regard.cli._run_options import parse, run_config
+    from regard_lab.cli._run_options import parse, run_config
 
     config = run_config(parse(["--preset", preset, "--model.dim", "48", "--model.layers", "1"], "train"))
     heads = {"translation": 8, "images": 4}.get(task, 12)
@@ -104,7 +104,7 @@ def test_a_preset_chooses_the_first_task_that_it_can_do(preset, task):
 
 
 def test_a_preset_takes_its_own_options():
-    from regard.cli._run_options import parse, run_config
+    from regard_lab.cli._run_options import parse, run_config
 
     words = ["--preset", "sparse_transformer(pattern=strided, combine=heads, stride=16)", "--model.layers", "2"]
     config = run_config(parse(words, "train")).model
@@ -221,8 +221,8 @@ def blocks(language: str) -> list[str]:
 def test_the_commands_of_the_page_are_commands():
     import tyro
 
-    from regard.cli import compare, evaluate, generate, tokens
-    from regard.cli._run_options import TASKS, parse, run_config
+    from regard_lab.cli import compare, evaluate, generate, tokens
+    from regard_lab.cli._run_options import TASKS, parse, run_config
 
     lines = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("regard ")]
     trained = set()
@@ -239,7 +239,7 @@ def test_the_commands_of_the_page_are_commands():
 
 
 def test_the_files_of_the_page_are_configurations():
-    from regard.training import toml
+    from regard_lab.training import toml
 
     first, staged = (toml.from_table(tomllib.loads(content)) for content in blocks("toml"))
     assert first.task.name == "translation"

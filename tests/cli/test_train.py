@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.training import checkpoint
+from regard_lab.training import checkpoint
 
 
 def config_of(run):
@@ -80,7 +80,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(regard, tmp_path):
 
 def test_what_a_preset_derives_follows_what_is_asked_for(regard, tmp_path, monkeypatch):
     """The MLP of llama is 8/3 of the width, rounded up to a multiple of 256: 11,008 of 4,096, 256 of 96."""
-    from regard import training
+    from regard_lab import training
 
     seen = []
     monkeypatch.setattr(training, "train", lambda config, out, **given: seen.append(config.model) or exit(9))
@@ -291,7 +291,7 @@ def test_sigterm_saves_and_exits_143_and_the_run_goes_on(regard, tmp_path, short
 
 def test_two_processes_that_begin_at_once_get_two_folders(regard, short, tmp_path, monkeypatch):
     """The other one begins between the choice of the first one's number and its first write."""
-    from regard import training
+    from regard_lab import training
 
     begin, said = training.train, []
 
@@ -309,7 +309,7 @@ def test_two_processes_that_begin_at_once_get_two_folders(regard, short, tmp_pat
 
 
 def test_another_process_holds_the_run(regard, run, environment):
-    code = "import sys, time; from regard.training.interruption import locked; from pathlib import Path\n"
+    code = "import sys, time; from regard_lab.training.interruption import locked; from pathlib import Path\n"
     code += "with locked(Path('run')):\n    print('held', flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", code], env=environment, cwd=run.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from regard import consent
+from regard.files import consent
 
 BAIT = 'open("bitten", "w").close()\n'
 OTHERS = ("--model.position", "sinusoidal", "--out", "named")
@@ -96,8 +96,8 @@ def test_the_folder_of_a_typed_class_is_searched(regard, folder):
 
 def test_a_process_of_its_own_runs_no_file_of_the_folder(tmp_path, monkeypatch, environment):
     """`python -m` would put the working folder first, where a file hides an installed package."""
-    from regard.benchmark.worker import in_worker
-    from regard.errors import ConfigError
+    from regard.core.errors import ConfigError
+    from regard_lab.benchmark.worker import in_worker
 
     (tmp_path / "torch.py").write_text(BAIT)
     (tmp_path / "statistics.py").write_text(BAIT)
@@ -105,13 +105,13 @@ def test_a_process_of_its_own_runs_no_file_of_the_folder(tmp_path, monkeypatch, 
     monkeypatch.setenv("PYTHONPATH", environment["PYTHONPATH"])
     payload = {"turns": [{"task": "copy", "model": {"heads": 0}, "task_config": {}, "training": {}}]}
     with pytest.raises(ConfigError, match="heads must be at least 1"):
-        in_worker("regard.benchmark.quality", payload, fixed_allocation=False, threads=1)
+        in_worker("regard_lab.benchmark.quality", payload, fixed_allocation=False, threads=1)
     assert not (tmp_path / "bitten").exists()
 
 
 def test_a_process_of_its_own_finds_a_typed_class_of_the_folder(tmp_path, monkeypatch, environment):
-    from regard.benchmark.worker import in_worker
-    from regard.errors import ConfigError
+    from regard.core.errors import ConfigError
+    from regard_lab.benchmark.worker import in_worker
 
     (tmp_path / "bait_of_the_folder.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
@@ -120,5 +120,5 @@ def test_a_process_of_its_own_finds_a_typed_class_of_the_folder(tmp_path, monkey
     payload = {"turns": [{"task": "copy", "model": model, "task_config": {}, "training": {"threads": 1}, "run": "run"}]}
     payload["budget_seconds"] = 10.0
     with pytest.raises(ConfigError, match="has no attribute 'Nothing'"):
-        in_worker("regard.benchmark.quality", payload, fixed_allocation=False, threads=1)
+        in_worker("regard_lab.benchmark.quality", payload, fixed_allocation=False, threads=1)
     assert (tmp_path / "bitten").exists()

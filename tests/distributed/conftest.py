@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from regard.models.config import ModelConfig
-from regard.tasks import RecallConfig
-from regard.training import RunConfig, TrainingConfig, toml
+from regard_lab.tasks import RecallConfig
+from regard_lab.training import RunConfig, TrainingConfig, toml
 
 PROGRAM = Path(__file__).with_name("processes.py")
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from regard.training import checkpoint
+from regard_lab.training import checkpoint
 
 Jobs = dict[str, tuple[str, int, str, str]]
 """name -> scenario, processes, the step that it ends at, and the job that it goes on from, or none"""

@@ -25,17 +25,18 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from campaign import injected
-from regard.distributed import joined, ranks_for
-from regard.errors import DataError, RegardError
+from evidence.campaign import injected
+from regard.core.errors import DataError, RegardError
+from regard.distributed import joined
 from regard.models import LanguageModel
 from regard.models.config import ModelConfig
 from regard.models.output import ModelOutput
-from regard.tasks import RecallConfig, Task, build_task
-from regard.tasks.base import Example, Examples
-from regard.training import Trainer, TrainingConfig, resume, toml, train, trainer
-from regard.training.parallel_config import ParallelConfig
-from regard.training.ranks import ALONE, Ranks
+from regard_lab.distributed import ranks_for
+from regard_lab.tasks import RecallConfig, Task, build_task
+from regard_lab.tasks.base import Example, Examples
+from regard_lab.training import Trainer, TrainingConfig, resume, toml, train, trainer
+from regard_lab.training.parallel_config import ParallelConfig
+from regard_lab.training.ranks import ALONE, Ranks
 
 
 class Seldom(LanguageModel):

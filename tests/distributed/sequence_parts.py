@@ -19,20 +19,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regard import catalog
-from regard.core import Attention
+from regard.core.attention import Attention
+from regard.core.errors import LimitError, RegardError, UnsupportedError
+from regard.core.info import Heads
 from regard.distributed.group import Group
-from regard.distributed.sequence import Parts, SequenceParts, attended, sequence_parallel, way_of
-from regard.distributed.sequence.sharded import ShardedSequences
-from regard.errors import LimitError, RegardError, UnsupportedError
-from regard.info import Heads
+from regard.distributed.sequence import Parts, attended, sequence_parallel, way_of
 from regard.layer import AttentionLayer
 from regard.models import Encoder, EncoderConfig, LanguageModel, MaskedLanguageModel
 from regard.models.config import ModelConfig
-from regard.tasks import Task
 from regard.testing.inputs import Inputs, Subject, mask_with_holes, randn
-from regard.training import Trainer, TrainingConfig
-from regard.training.network import Network
-from regard.training.ranks import ALONE, Ranks
+from regard_lab.distributed import SequenceParts
+from regard_lab.distributed.sequence_sharded import ShardedSequences
+from regard_lab.tasks import Task
+from regard_lab.training import Trainer, TrainingConfig
+from regard_lab.training.network import Network
+from regard_lab.training.ranks import ALONE, Ranks
 from tests.distributed import processes
 from tests.mutants.edited_sequence import SEQUENCE
 

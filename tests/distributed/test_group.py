@@ -3,8 +3,8 @@
 import pytest
 import torch.distributed as dist
 
+from regard.core.errors import ResourceError
 from regard.distributed.group import Group
-from regard.errors import ResourceError
 
 
 def test_who_left_while_groups_are_made_is_named(monkeypatch):

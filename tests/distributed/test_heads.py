@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
+from regard.core.errors import UnsupportedError
 from regard.distributed.group import Group
-from regard.distributed.heads import SharedHeads
-from regard.errors import UnsupportedError
-from regard.training import TrainingConfig, checkpoint
+from regard_lab.distributed.heads import SharedHeads
+from regard_lab.training import TrainingConfig, checkpoint
 from tests.distributed import going_on
 
 

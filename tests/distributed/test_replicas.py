@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from regard.distributed.several import merged_scores
-from regard.training import checkpoint, load, metrics, toml
-from regard.training.evaluation import Scores
-from regard.training.ranks import ALONE
+from regard_lab.distributed.several import merged_scores
+from regard_lab.training import checkpoint, load, metrics, toml
+from regard_lab.training.evaluation import Scores
+from regard_lab.training.ranks import ALONE
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.processes)])
@@ -148,7 +148,8 @@ LEAVING = """
 import faulthandler, os, sys
 import torch, torch.distributed as dist
 from torch import nn
-from regard.distributed import group, replicas
+from regard.distributed import group
+from regard_lab.distributed import replicas
 
 faulthandler.dump_traceback_later(60, exit=True)
 sys.setswitchinterval(10)  # so that threads of gloo wait for Python's lock

@@ -13,21 +13,22 @@ import torch
 import torch.distributed as dist
 
 from regard import Heads, build
+from regard.core.errors import ConfigError, RegardError, UnsupportedError
 from regard.distributed.group import Group
-from regard.distributed.sequence import SequenceParts, way_of
+from regard.distributed.sequence import way_of
 from regard.distributed.sequence.balance import Blocks, balanced, contiguous
 from regard.distributed.sequence.context import require
 from regard.distributed.sequence.ring import Again
-from regard.errors import ConfigError, RegardError, UnsupportedError
 from regard.layer import AttentionLayer
 from regard.models import Classifier, Encoder, EncoderConfig, LanguageModel, MaskedLanguageModel
 from regard.models.config import ModelConfig
 from regard.models.neighbours import NeighbourTokens
-from regard.tasks import RecallConfig
-from regard.training import RunConfig, TrainingConfig, checkpoint, resume, toml
-from regard.training.batches import Batch
-from regard.training.beside import alone
-from regard.training.new_run import made
+from regard_lab.distributed import SequenceParts
+from regard_lab.tasks import RecallConfig
+from regard_lab.training import RunConfig, TrainingConfig, checkpoint, resume, toml
+from regard_lab.training.batches import Batch
+from regard_lab.training.beside import alone
+from regard_lab.training.new_run import made
 from tests.mutants.edited_sequence import SEQUENCE
 
 PROGRAM = Path(__file__).with_name("sequence_parts.py")

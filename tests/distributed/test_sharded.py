@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 
-from regard.checksums import Entry, manifest
 from regard.cli.main import main
-from regard.training import checkpoint, load, metrics, toml
+from regard.files.checksums import Entry, manifest
+from regard_lab.training import checkpoint, load, metrics, toml
 from tests.distributed import going_on
 
 

@@ -88,7 +88,7 @@ def test_the_integrations_are_complete():
 def test_the_calibration_is_complete():
     page = reference.calibration_page()
     for name in reference.calibration.__all__:
-        assert f"\nfrom regard.calibration import {name}\n" in page
+        assert f"\nfrom regard_lab.calibration import {name}\n" in page
 
 
 def test_the_table_of_contents_has_every_page():

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from regard.benchmark.advice import LEAST_SEEDS
-from regard.benchmark.config import FORMAT
-from regard.benchmark.language import Words
 from regard.cli.main import main
-from regard.report.summary import notes
+from regard_lab.benchmark.advice import LEAST_SEEDS
+from regard_lab.benchmark.config import FORMAT
+from regard_lab.benchmark.language import Words
+from regard_lab.report.summary import notes
 
 ROOT = Path(__file__).parents[2]
 

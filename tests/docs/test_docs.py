@@ -10,7 +10,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import regard
-from regard import catalog, claims, position
+from evidence import claims
+from regard import catalog, position
 from regard.models import presets
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -7,7 +7,7 @@ import exactness
 import pytest
 
 from regard import catalog
-from regard.benchmark.capacity import decoded, recall
+from regard_lab.benchmark.capacity import decoded, recall
 
 PAGE = Path(exactness.__file__).with_name("accuracy.md")
 

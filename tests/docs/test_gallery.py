@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard import catalog, masks
-from regard.benchmark.resting import resting_inputs
+from regard import catalog
+from regard import patterns as masks
 from regard.functional import weights
+from regard_lab.benchmark.resting import resting_inputs
 
 DOCS = Path(__file__).parents[2] / "docs"
 SPARSE = [name for name in catalog.names() if catalog.family(name) == "sparse"]

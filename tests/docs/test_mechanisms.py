@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import costs
-import evidence
 import mathml
+import measured
 import pages
 import pytest
 import zh
@@ -89,18 +89,18 @@ def test_pairs_that_a_fused_kernel_skips_are_not_counted():
 
 def test_wins_and_losses_follow_from_the_numbers():
     """Recall: lost where the ranges of the seeds do not touch. Cost: level within a twentieth."""
-    (four, eight) = (one for one in evidence.recalled("linear") if "`linear`" in one.measure)
+    (four, eight) = (one for one in measured.recalled("linear") if "`linear`" in one.measure)
     assert (four.verdict, eight.verdict) == ("loses", "loses")
-    assert evidence.recalled("softmax") == []
-    assert [evidence.compared(here, 1.0) for here in (0.94, 0.96, 1.04, 1.06)] == ["wins", "level", "level", "loses"]
-    assert "| bytes kept after 65,000 tokens | 33,280 | 66,560,000 | wins |" in evidence.cost_table("linear")
+    assert measured.recalled("softmax") == []
+    assert [measured.compared(here, 1.0) for here in (0.94, 0.96, 1.04, 1.06)] == ["wins", "level", "level", "loses"]
+    assert "| bytes kept after 65,000 tokens | 33,280 | 66,560,000 | wins |" in measured.cost_table("linear")
 
 
 def test_claims_are_found_by_their_settings():
-    assert {one["name"] for one in evidence.claimed("graph")} == {"static_graph_attention"}
-    assert "hybrid_recall" in {one["name"] for one in evidence.claimed("linear")}
-    assert evidence.claimed("strided") == []
-    assert "**does not hold**" in "\n".join(evidence.section("distance_aware"))
+    assert {one["name"] for one in measured.claimed("graph")} == {"static_graph_attention"}
+    assert "hybrid_recall" in {one["name"] for one in measured.claimed("linear")}
+    assert measured.claimed("strided") == []
+    assert "**does not hold**" in "\n".join(measured.section("distance_aware"))
 
 
 def test_a_recorded_comparison_is_shown(tmp_path: Path, monkeypatch):
@@ -121,8 +121,8 @@ def test_a_recorded_comparison_is_shown(tmp_path: Path, monkeypatch):
         ],
     }
     (tmp_path / "one.json").write_text(json.dumps(results), encoding="utf-8")
-    monkeypatch.setattr(evidence, "COMPARISONS", tmp_path)
-    quality, speed = evidence.in_comparisons("local")
+    monkeypatch.setattr(measured, "COMPARISONS", tmp_path)
+    quality, speed = measured.in_comparisons("local")
     assert (quality.here, quality.exact, quality.verdict) == ("2.500", "2.000", "loses")
     assert (speed.here, speed.exact, speed.verdict) == ("150", "100", "wins")
-    assert evidence.in_comparisons("linear") == evidence.in_comparisons("softmax") == []
+    assert measured.in_comparisons("linear") == measured.in_comparisons("softmax") == []

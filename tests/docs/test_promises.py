@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import regard
 from regard.cli.main import main, verbs
-from regard.info import Heads, Info, Input, Supports
+from regard.core.info import Heads, Info, Input, Supports
 from regard.integrations import pretrained
 from regard.models import LanguageModel, presets
 

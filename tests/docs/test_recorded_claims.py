@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from regard import claims
-from regard.benchmark.plain import plain
-from regard.claims._verdict import conclude
+from evidence import claims
+from evidence.claims._verdict import conclude
+from regard_lab.benchmark.plain import plain
 
 RECORDED = Path(__file__).parents[2] / "docs" / "recorded" / "claims"
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from regard import catalog, claims
+from evidence import claims
+from regard import catalog
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -43,7 +44,7 @@ def test_every_causal_mechanism_was_trained(tables):
 
 
 def test_the_page_includes_what_is_written(tables, tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.report._page.plotly.offline.get_plotlyjs", lambda: "")
+    monkeypatch.setattr("regard_lab.report._page.plotly.offline.get_plotlyjs", lambda: "")
     tables.write(tmp_path)
     page = (DOCS / "retrieval.md").read_text(encoding="utf-8")
     written = sorted(path.name for path in tmp_path.glob("*.inc"))

@@ -5,7 +5,7 @@ from datetime import date
 import pytest
 import rounding
 
-from regard.benchmark.rounding import RoundingConfig, measure
+from regard_lab.benchmark.rounding import RoundingConfig, measure
 
 
 def test_every_causal_mechanism_is_recorded():

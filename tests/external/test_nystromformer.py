@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.errors import CheckpointError, UnsupportedError
+from regard.core.errors import CheckpointError, UnsupportedError
 from regard.integrations import architectures, pretrained
 from regard.models import Encoder, presets
 

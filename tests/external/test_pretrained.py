@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.cli.main import main
-from regard.errors import RegardError
+from regard.core.errors import RegardError
 from regard.integrations import pretrained
 from regard.integrations.chat import Chat
 from regard.models.generate import generate

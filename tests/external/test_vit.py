@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from regard.errors import CheckpointError, UnsupportedError
+from regard.core.errors import CheckpointError, UnsupportedError
 from regard.integrations import pretrained
 from regard.models.encoder import patches
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
 from regard.features.maps import FEATURE_MAPS, feature_map
 from regard.features.projections import draw_projection
 

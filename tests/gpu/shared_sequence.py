@@ -15,9 +15,10 @@ import torch
 import torch.distributed as dist
 
 from regard.distributed.group import Group
-from regard.distributed.sequence import Parts, SequenceParts
+from regard.distributed.sequence import Parts
 from regard.distributed.sequence.parts import Given, Swap
-from regard.training.ranks import ALONE
+from regard_lab.distributed import SequenceParts
+from regard_lab.training.ranks import ALONE
 from tests.distributed import sequence_parts
 from tests.distributed.sequence_parts import Found
 

@@ -7,7 +7,8 @@ from regard.layer import AttentionLayer
 from regard.memory import caches
 from regard.models import LanguageModel, blocks, depth
 from regard.models.encoder_decoder import CrossBlock, EncoderDecoder
-from regard.testing import CHECKS, check_attention, check_part
+from regard.testing import CHECKS, check_attention
+from tests.laws import check_part
 
 COUNTED = {"cost", "cost_is_reached"}
 """which count operations: they are the same on every device"""

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard import Heads, UnsupportedError, build
-from regard.bias import ScoreBias
+from regard.core.bias import ScoreBias
 from regard.engines.gpu.flex import flexed
 from regard.engines.tiles import tiled_attention
 from regard.patterns import Pattern, block, causal, edges, everything, first, per_head, random_blocks, strided, window

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.training import load
+from regard_lab.training import load
 
 SOURCE = Path(__file__).parents[2] / "src"
 KNN = ("--knn.lam", 0.4, "--knn.k", 8, "--knn.temperature", 5)

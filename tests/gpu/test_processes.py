@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.fsdp import FSDPModule
 
-from regard.training import toml
+from regard_lab.training import toml
 from tests.distributed import going_on
 from tests.distributed.test_sequence import differences, found
 from tests.gpu.test_runs import run_config

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import campaign.equal as equal
+import evidence.campaign.equal as equal
 from regard.models.config import ModelConfig
-from regard.tasks import RecallConfig
-from regard.training import Interrupted, RunConfig, TrainingConfig, load, toml, train
+from regard_lab.tasks import RecallConfig
+from regard_lab.training import Interrupted, RunConfig, TrainingConfig, load, toml, train
 
 SOURCE = Path(__file__).parents[2] / "src"
 SMALL = {"dim": 16, "heads": 2, "layers": 2, "vocab_size": 16, "max_length": 16}

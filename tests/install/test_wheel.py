@@ -31,16 +31,16 @@ def test_what_is_in_the_wheel(wheel):
     info = f"regard-{regard.__version__}.dist-info"
     assert {
         "regard/py.typed",
-        "regard/report/templates/accuracy.html",
-        "regard/report/templates/charts.html",
-        "regard/report/templates/claims.html",
-        "regard/report/templates/page.html",
-        "regard/report/templates/report.html",
-        "regard/report/templates/retrieval.html",
-        "regard/report/templates/run.html",
-        "regard/tasks/corpora/state_of_the_union.tsv.xz",
-        "regard/tasks/corpora/song_ci.tsv.xz",
-        "regard/tasks/corpora/NOTICE",
+        "regard_lab/report/templates/accuracy.html",
+        "regard_lab/report/templates/charts.html",
+        "regard_lab/report/templates/claims.html",
+        "regard_lab/report/templates/page.html",
+        "regard_lab/report/templates/report.html",
+        "regard_lab/report/templates/retrieval.html",
+        "regard_lab/report/templates/run.html",
+        "regard_lab/tasks/corpora/state_of_the_union.tsv.xz",
+        "regard_lab/tasks/corpora/song_ci.tsv.xz",
+        "regard_lab/tasks/corpora/NOTICE",
         f"{info}/licenses/LICENSE",
         f"{info}/licenses/NOTICE",
         f"{info}/entry_points.txt",
@@ -87,9 +87,8 @@ def test_a_step_of_training_on_the_bundled_text_and_a_continuation(installed):
 
 
 def test_the_reports_find_their_templates(installed):
-    code = (
-        "from regard.report import html; import jinja2; print(jinja2.PackageLoader('regard.report').list_templates())"
-    )
+    loader = "jinja2.PackageLoader('regard_lab.report')"
+    code = f"from regard_lab.report import html; import jinja2; print({loader}.list_templates())"
     found = installed.run("python", "-c", code).stdout
     pages = ["accuracy", "cache", "charts", "claims", "explore", "page", "report", "retrieval", "run"]
     names = sorted([*(f"{name}.html" for name in pages), "explore.js"])

@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from regard.errors import UnsupportedError
+from regard.core.errors import UnsupportedError
 from regard.integrations import architectures
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from regard.confined import confined
-from regard.errors import CheckpointError, InputError, UnsafeFileError, UnsupportedError
+from regard.core.errors import CheckpointError, InputError, UnsafeFileError, UnsupportedError
 from regard.integrations import chat, pretrained
 from regard.integrations._tokenizer import PretrainedTokenizer
 from regard.integrations.chat import Chat, ChatTemplate
 from regard.models import LanguageModel, presets
+from regard.text.confined import confined
 
 CHATML = """{% for message in messages %}
 {{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.errors import ConfigError, NumericsError, UnsupportedError
+from regard.core.errors import ConfigError, NumericsError, UnsupportedError
 from regard.integrations import pretrained
 from regard.integrations.pretrained import PublishedModel
 from regard.models import (
@@ -21,6 +21,7 @@ from regard.models import (
     Regressor,
     presets,
 )
+from regard_lab.networks import evaluation
 
 TINY = {"vocab_size": 29, "dim": 12, "layers": 2, "heads": 2, "max_length": 20, "mlp_dim": 20, "dropout": 0.1}
 LENGTH = 17
@@ -210,7 +211,7 @@ def test_what_the_softmax_of_a_network_cannot_be_is_said_with_its_loss(
             raise NumericsError("not finite")
         return {"nats_per_token": loss(one is not dense)}
 
-    monkeypatch.setattr(pretrained, "evaluate", evaluate)
+    monkeypatch.setattr(evaluation, "evaluate", evaluate)
     other = pretrained.convert(dense, spec)
     name = spec if isinstance(spec, str) else "efficient"
     said = f"{name} is not the softmax that the weights were trained with: they need training{note}"

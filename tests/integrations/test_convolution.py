@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from regard.errors import ConfigError, ShapeError
+from regard.core.errors import ConfigError, ShapeError
 from regard.integrations.convolution import ConvolutionAttention
 from regard.models.parts import Mlp
 

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from regard.benchmark.exits import leaving_at, measure
-from regard.calibration import calibrate
-from regard.errors import CheckpointError, ConfigError, UnsupportedError
-from regard.integrations.exits import document, install, own_exits, put, save, shown
+from regard.core.errors import CheckpointError, ConfigError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig
 from regard.models.depth.light_exit import LightExit
-from regard.retrieval.documents import fingerprint
 from regard.testing.compare import assert_identical
 from regard.testing.inputs import randn
+from regard_lab.benchmark.exits import leaving_at, measure
+from regard_lab.calibration import calibrate
+from regard_lab.networks.exits import document, install, own_exits, put, save, shown
+from regard_lab.retrieval.documents import fingerprint
 
 ITEMS = np.arange(60 * 6).reshape(60, 6) * 7 % 20
 TOKENS = torch.from_numpy(ITEMS[:4, :-1])

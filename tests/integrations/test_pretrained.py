@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 
 from regard.attention.sparse.bigbird import Bigbird
-from regard.errors import (
+from regard.core.errors import (
     CheckpointError,
     ConfigError,
     InputError,

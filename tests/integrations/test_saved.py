@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import regard
-from regard import consent
-from regard.checksums import write_manifest
-from regard.errors import CheckpointError, ConfigError, InputError, RegardError, UnsafeFileError, UnsupportedError
+from regard.core.errors import CheckpointError, ConfigError, InputError, RegardError, UnsafeFileError, UnsupportedError
+from regard.files import consent
+from regard.files.checksums import write_manifest
 from regard.integrations import pretrained
 from regard.integrations.chat import ChatTemplate
 from regard.integrations.pretrained import PublishedModel

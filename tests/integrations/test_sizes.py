@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.errors import RegardError
+from regard.core.errors import RegardError
 from regard.integrations import pretrained
 from tests.integrations.test_pretrained import llama_file, network
 

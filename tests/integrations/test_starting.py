@@ -11,10 +11,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from regard.errors import CheckpointError, ConfigError, NumericsError
+from regard.core.errors import CheckpointError, ConfigError, NumericsError
 from regard.integrations import pretrained
 from regard.integrations.pretrained import PretrainedTokenizer
-from regard.integrations.starting import start
 from regard.models import (
     Encoder,
     EncoderConfig,
@@ -24,10 +23,12 @@ from regard.models import (
     ModelConfig,
     presets,
 )
-from regard.report.explore import explore
-from regard.tasks import MaskedConfig, RecallConfig, TextConfig
-from regard.training import RunConfig, RunResult, TrainingConfig, evaluate, load, resume, train
-from regard.training.checkpoint import newest
+from regard_lab.networks import evaluation
+from regard_lab.networks.starting import start
+from regard_lab.report.explore import explore
+from regard_lab.tasks import MaskedConfig, RecallConfig, TextConfig
+from regard_lab.training import RunConfig, RunResult, TrainingConfig, evaluate, load, resume, train
+from regard_lab.training.checkpoint import newest
 
 LINES = [f"{at} is followed by {at + 1}, né.\n" for at in range(300)]
 SHAPE = {"dim": 16, "heads": 4, "layers": 2, "vocab_size": 310, "max_length": 48}
@@ -74,7 +75,7 @@ def evaluations(run: RunResult) -> dict[int, float]:
 @pytest.mark.parametrize("attention", [None, "local(window=3)"])
 def test_it_begins_as_the_weights_are(tmp_path, published, text, attention):
     base = pretrained.load(published, attention=attention)
-    before = pretrained.evaluate(base, text, split="valid")
+    before = evaluation.evaluate(base, text, split="valid")
     run = train(RunConfig(task=text, training=TRAINING), tmp_path / "run", start=start(published, attention=attention))
     found = evaluations(run)
     assert list(found) == [0, 3, 6]
@@ -154,7 +155,7 @@ def test_the_run_is_an_ordinary_one(tmp_path, published, text, tokenizer):
     tokens = torch.tensor([[3, 7, 28, 1]])
     with torch.no_grad():
         torch.testing.assert_close(tuned.decoder(tokens).logits, again.model(tokens).logits, rtol=0, atol=0)
-    assert pretrained.evaluate(tuned, text, split="valid")["bits_per_byte"] == pytest.approx(
+    assert evaluation.evaluate(tuned, text, split="valid")["bits_per_byte"] == pytest.approx(
         evaluate(run)["bits_per_byte"], rel=1e-6
     )
     further = train(RunConfig(task=text, training=replace(TRAINING, steps=1)), tmp_path / "further", start=start(run))
@@ -242,7 +243,7 @@ def test_a_converted_network_that_was_saved(tmp_path, published, text):
     """With its attention, which no folder for transformers can say."""
     converted = pretrained.load(published, attention="local(window=2)")
     pretrained.save(converted, tmp_path / "saved")
-    before = pretrained.evaluate(converted, text, split="valid")["bits_per_byte"]
+    before = evaluation.evaluate(converted, text, split="valid")["bits_per_byte"]
     weights = start(tmp_path / "saved")
     assert set(weights.origin.files) == {"network.json", "tokenizer.json", "model.safetensors"}
     training = replace(TRAINING, steps=1)
@@ -266,10 +267,10 @@ def test_weights_that_are_no_numbers(tmp_path, published, text):
     with torch.no_grad():
         loaded.decoder.norm.weight[0] = float("nan")  # type: ignore[union-attr]
     with pytest.raises(NumericsError, match="the loss is nan: the weights have diverged"):
-        pretrained.evaluate(loaded, text)
+        evaluation.evaluate(loaded, text)
     with torch.no_grad():
         loaded.decoder.norm.weight.fill_(1e5)  # type: ignore[union-attr]
-    assert pretrained.evaluate(loaded, text)["perplexity"] is None
+    assert evaluation.evaluate(loaded, text)["perplexity"] is None
 
 
 MEMORIES = {
@@ -287,8 +288,8 @@ def test_a_published_decoder_gets_a_memory(tmp_path, published, text, kind):
     given = {"memory": MEMORIES[kind], "max_length": SEGMENT}
     run = train(RunConfig(task=text, training=TRAINING), tmp_path / "run", start=start(published, **given))
     found, segments = evaluations(run), replace(text, length=SEGMENT)
-    before = pretrained.evaluate(pretrained.load(published, **given), text, split="valid")["bits_per_byte"]
-    alone = pretrained.evaluate(pretrained.load(published), segments, split="valid")["bits_per_byte"]
+    before = evaluation.evaluate(pretrained.load(published, **given), text, split="valid")["bits_per_byte"]
+    alone = evaluation.evaluate(pretrained.load(published), segments, split="valid")["bits_per_byte"]
     assert list(found) == [0, 3, 6]
     assert found[0] == pytest.approx(before, rel=1e-6)
     assert (found[0] == pytest.approx(alone, rel=1e-6)) is (kind == "closed")

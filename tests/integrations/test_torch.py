@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import regard
-from regard.errors import ConfigError, ShapeError, UnsupportedError
+from regard.core.errors import ConfigError, ShapeError, UnsupportedError
 from regard.integrations.torch import MultiheadAttention, losses, replace_attention
 from regard.testing.compare import assert_close, assert_identical
 

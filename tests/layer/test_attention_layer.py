@@ -11,7 +11,7 @@ import torch
 
 import regard
 from regard import AttentionLayer, catalog, position
-from regard.errors import ConfigError, ShapeError, UnsupportedError
+from regard.core.errors import ConfigError, ShapeError, UnsupportedError
 from regard.layer import HeadMix, Prepared
 from regard.memory import Memory, MemoryState
 from regard.testing.compare import assert_close, assert_identical
@@ -540,7 +540,7 @@ import regard
 for changes in ({"spec": 3}, {"position": 3}, {"memory": 3}, {"heads": "2"}, {"dim": "16"}, {"causal": "no"}):
     try:
         regard.AttentionLayer(**{"dim": 16, "spec": "softmax", "heads": 4, **changes})
-    except regard.errors.ConfigError as error:
+    except regard.core.errors.ConfigError as error:
         print(error)
 """
         found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -606,7 +606,7 @@ def test_other_hidden_states_are_refused():
     code = """
 import torch
 from regard import AttentionLayer
-from regard.errors import ShapeError
+from regard.core.errors import ShapeError
 itself = AttentionLayer(16, "softmax", heads=2, causal=True)
 across = AttentionLayer(4, "softmax", heads=2, context_dim=16)
 start, q = itself.initial_state(1), torch.randn(1, 3, 4)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 import regard
 from regard import AttentionLayer, HeadMix, Heads, build, catalog, describe
-from regard.core import Attention
-from regard.errors import ConfigError, LimitError
+from regard.core.attention import Attention
+from regard.core.errors import ConfigError, LimitError
+from regard.core.info import Info, Input
 from regard.head_mix import mixed_info
-from regard.info import Info, Input
 from regard.models import LanguageModel, ModelConfig
 from regard.testing import CHECKS, assert_close, assert_identical, check_attention
 from regard.testing.inputs import Subject, activated, draw, projected, run

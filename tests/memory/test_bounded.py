@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from regard import Heads
-from regard.errors import ShapeError
+from regard.core.errors import ShapeError
 from regard.memory.recent import Recent
 from regard.models import LanguageModel, ModelConfig
-from regard.retrieval import Datastore, KnnLm, Lookup, Spalm
 from regard.testing.counting import Count
+from regard_lab.retrieval import Datastore, KnnLm, Lookup, Spalm
 
 MEMORIES = {
     "recent": "recent(length=24)",

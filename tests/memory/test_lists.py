@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError, ShapeError, UnsupportedError
+from regard.core.errors import ConfigError, ShapeError, UnsupportedError
+from regard.core.info import Heads
 from regard.features.norms import unit
-from regard.info import Heads
 from regard.layer import AttentionLayer
 from regard.memory import MemoryState, _lists
 from regard.memory.memorizing import Memorizing

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError
-from regard.info import Heads
+from regard.core.errors import ConfigError
+from regard.core.info import Heads
 from regard.layer import AttentionLayer
 from regard.memory import MemoryState, build_memory
 from regard.memory.memorizing import Memorizing

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from regard.errors import ShapeError
+from regard.core.errors import ShapeError
 from regard.layer import AttentionLayer
 from regard.models import LanguageModel, ModelConfig
 

@@ -5,8 +5,8 @@ from itertools import product
 import pytest
 import torch
 
-from regard.core import generator
-from regard.errors import ConfigError, InputError, LimitError, NumericsError
+from regard.core.attention import generator
+from regard.core.errors import ConfigError, InputError, LimitError, NumericsError
 from regard.models.beam import Hypothesis, beam_search, length_penalty
 from regard.models.config import ModelConfig
 from regard.models.decoder import LanguageModel

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn.functional import gelu, relu, silu
 
-from regard.core import generator
-from regard.errors import ConfigError
+from regard.core.attention import generator
+from regard.core.errors import ConfigError
 from regard.layer import AttentionLayer, linear
 from regard.models import Encoder, EncoderConfig, LanguageModel, presets
 from regard.models.blocks import block_class, names

@@ -7,9 +7,9 @@ import tomllib
 
 import pytest
 
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
 from regard.models.config import ModelConfig
-from regard.training import RunConfig, toml
+from regard_lab.training import RunConfig, toml
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.core import generator
-from regard.errors import ConfigError, InputError
+from regard.core.attention import generator
+from regard.core.errors import ConfigError, InputError
 from regard.models import Encoder, EncoderConfig, MaskedLanguageModel
 from regard.models.contrast import alone, contrast
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from regard.errors import ConfigError, InputError, LimitError
+from regard.core.errors import ConfigError, InputError, LimitError
 from regard.models import LanguageModel, ModelConfig
 from regard.models.conversation import Conversation
 from regard.models.generate import generate
-from regard.tasks.tokenizer import ByteTokenizer
+from regard.text.tokenizer import ByteTokenizer
 
 TURNS = [[3, 1, 4, 1, 5, 9, 2, 6], [5], [3, 5, 8], [9, 7, 9]]
 

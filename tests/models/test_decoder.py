@@ -8,7 +8,7 @@ from safetensors.torch import load, save
 from torch.nn.functional import cross_entropy
 
 from regard.catalog import describe
-from regard.errors import ConfigError, InputError, LimitError, ShapeError, UnsupportedError
+from regard.core.errors import ConfigError, InputError, LimitError, ShapeError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig, presets
 
 TINY = {"vocab_size": 23, "dim": 16, "heads": 2, "layers": 2, "max_length": 32, "short_convolution": 2, "mlp_dim": 24}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from annotated_types import Ge, Le
 
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
 from regard.models import LanguageModel, ModelConfig
 from regard.models.depth import Depth, Looped, Threads, build_depth
 from regard.models.depth.fixed import Fixed

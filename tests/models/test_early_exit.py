@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
 from regard.models import LanguageModel, ModelConfig
 from regard.models.depth import Threads
 from regard.models.depth.early_exit import EarlyExit

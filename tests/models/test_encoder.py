@@ -9,8 +9,8 @@ from safetensors.torch import load, save
 from torch import nn
 from torch.nn.functional import conv2d, gelu, layer_norm, softmax
 
-from regard.core import generator
-from regard.errors import ConfigError, InputError, LimitError, ShapeError, UnsupportedError
+from regard.core.attention import generator
+from regard.core.errors import ConfigError, InputError, LimitError, ShapeError, UnsupportedError
 from regard.models.encoder import Encoder, patches
 from regard.models.encoder_config import EncoderConfig
 

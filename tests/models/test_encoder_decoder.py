@@ -8,8 +8,8 @@ from safetensors.torch import load, save
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from regard.core import generator
-from regard.errors import ConfigError, InputError, LimitError, ShapeError, UnsupportedError
+from regard.core.attention import generator
+from regard.core.errors import ConfigError, InputError, LimitError, ShapeError, UnsupportedError
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
 from regard.models.parts import Mlp

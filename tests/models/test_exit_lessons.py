@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError, InputError, ShapeError, UnsupportedError
+from regard.core.errors import ConfigError, InputError, ShapeError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig
 from regard.models.depth import Threads, build_depth
 from regard.models.depth._lessons import Answers, balanced, best, exit_weights, log_geometric, smoothed

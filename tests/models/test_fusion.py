@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from regard import Heads, build
-from regard.core import generator
-from regard.errors import ConfigError, InputError, ShapeError
+from regard.core.attention import generator
+from regard.core.errors import ConfigError, InputError, ShapeError
 from regard.models import presets
 from regard.models.encoder_config import EncoderConfig
 from regard.models.fusion import Fusion, FusionClassifier

@@ -9,12 +9,12 @@ from tokenizers import Tokenizer as Words
 from tokenizers import decoders, models, pre_tokenizers
 
 from regard.catalog import describe
-from regard.errors import ConfigError, InputError, LimitError, NumericsError, ShapeError
+from regard.core.errors import ConfigError, InputError, LimitError, NumericsError, ShapeError
 from regard.models import LanguageModel, ModelConfig
 from regard.models.conversation import Conversation
 from regard.models.generate import generate, stream
-from regard.tasks.pretrained_tokenizer import PretrainedTokenizer
-from regard.tasks.tokenizer import ByteTokenizer
+from regard.text.pretrained_tokenizer import PretrainedTokenizer
+from regard.text.tokenizer import ByteTokenizer
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [5], [3, 5, 8]]
 POSITIONS = ["none", "learned", "learned(per_layer=True)", "sinusoidal", "rotary", "alibi", "transformer_xl"]

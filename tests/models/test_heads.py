@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, gelu, layer_norm, mse_loss
 
-from regard.core import generator
-from regard.errors import ConfigError
+from regard.core.attention import generator
+from regard.core.errors import ConfigError
 from regard.models.encoder import Encoded, Encoder
 from regard.models.encoder_config import EncoderConfig
 from regard.models.heads import Classifier, MaskedLanguageModel, Regressor, pooled

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.errors import ConfigError, LimitError
+from regard.core.errors import ConfigError, LimitError
 from regard.models import LanguageModel, ModelConfig
 from regard.models.encoder import Encoder
 from regard.models.encoder_config import EncoderConfig
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
-from regard.training.optimizer import decayed
+from regard_lab.training.optimizer import decayed
 
 SHAPE = {
     "vocab_size": 23,

@@ -7,7 +7,7 @@ import torch
 
 from regard.models import LanguageModel, ModelConfig
 from regard.models.layout import by_columns
-from regard.training.checkpoint import own_tensors
+from regard_lab.training.checkpoint import own_tensors
 
 TOKENS = torch.arange(24).view(2, 12) % 50
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.errors import ConfigError, DataError, UnsupportedError
+from regard.core.errors import ConfigError, DataError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig
 from regard.models.depth import light_exit
 from regard.models.depth.light_exit import of_unit_size
 from regard.models.generate import generate
 from regard.testing.compare import assert_close, assert_identical
 from regard.testing.inputs import randn
-from regard.training.exit_heads import fit_light_heads, logistic, passages_needed
+from regard_lab.training.exit_heads import fit_light_heads, logistic, passages_needed
 
 TOKENS = torch.arange(4 * 9).reshape(4, 9) * 7 % 20
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError, UnsupportedError
+from regard.core.errors import ConfigError, UnsupportedError
 from regard.models import Classifier, Encoder, LanguageModel, MaskedLanguageModel, ModelConfig, presets
 from regard.models.generate import generate
 

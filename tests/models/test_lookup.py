@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from regard.errors import ConfigError, UnsupportedError
+from regard.core.errors import ConfigError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig
 from regard.models.generate import generate
 from regard.models.lookup import checked, guess
-from regard.retrieval import Datastore, KnnLm, Lookup, Spalm
+from regard_lab.retrieval import Datastore, KnnLm, Lookup, Spalm
 
 MECHANISMS = ["softmax", "local(window=5)", "linear", "strided(stride=3)", "performer", "shaw", "forgetting"]
 

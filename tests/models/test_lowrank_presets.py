@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.errors import ConfigError, UnsupportedError
+from regard.core.errors import ConfigError, UnsupportedError
 from regard.models import Encoder, EncoderDecoder, LanguageModel, MaskedLanguageModel, ModelConfig, presets
 
 TINY = {"dim": 16, "layers": 2, "heads": 2, "vocab_size": 31, "max_length": 20, "dropout": 0.0, "seed": 3}

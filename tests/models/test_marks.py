@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.errors import ShapeError, UnsupportedError
+from regard.core.errors import ShapeError, UnsupportedError
 from regard.models import (
     Classifier,
     Encoder,

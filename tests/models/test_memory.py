@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from regard import catalog, position
-from regard.errors import ConfigError, UnsupportedError
-from regard.info import Heads
+from regard.core.errors import ConfigError, UnsupportedError
+from regard.core.info import Heads
 from regard.models import LanguageModel, ModelConfig
 from regard.models.generate import generate
 from regard.specs import Spec

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError, InputError, ShapeError, UnsupportedError
+from regard.core.errors import ConfigError, InputError, ShapeError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig
 from regard.models.neighbours import NeighbourGate, NeighbourTokens
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.errors import UnsupportedError
+from regard.core.errors import UnsupportedError
 from regard.models import LanguageModel, ModelConfig, presets
 from regard.models.generate import generate
 from regard.models.packed import _LEVELS, _SAFE_LEVELS, PackedLinear, PackedPart, _levels, pack

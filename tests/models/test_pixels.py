@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.errors import ConfigError, ShapeError
+from regard.core.errors import ConfigError, ShapeError
 from regard.models import EncoderDecoder, EncoderDecoderConfig, LanguageModel, ModelConfig
 from regard.models.pixels import sample
 from regard.models.sampling import Sampling

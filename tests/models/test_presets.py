@@ -13,7 +13,8 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
+from regard.core.option_text import meanings
 from regard.integrations.weights import undrawn
 from regard.models import (
     Classifier,
@@ -29,8 +30,7 @@ from regard.models import (
 from regard.models.beam import beam_search
 from regard.models.encoder import patches
 from regard.models.generate import generate
-from regard.option_text import meanings
-from regard.retrieval import Datastore, KnnLm, Lookup, Spalm, Text, build
+from regard_lab.retrieval import Datastore, KnnLm, Lookup, Spalm, Text, build
 
 TINY = {"dim": 32, "layers": 2, "heads": 4, "head_dim": 8, "max_length": 40, "mlp_dim": 48, "seed": 3}
 TOKENS, WIDTH, CLASSES = 31, 12, 5

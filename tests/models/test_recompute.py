@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from regard.attention.routed import lsh, routing, shortlist, vector_quantized
-from regard.benchmark.cost import kept_bytes
-from regard.core import Attention, recomputing
-from regard.errors import ConfigError, UnsupportedError
+from regard.core.attention import Attention, recomputing
+from regard.core.errors import ConfigError, UnsupportedError
+from regard.core.randomness import decided
 from regard.memory import MemoryState
 from regard.models import (
     Encoder,
@@ -26,7 +26,7 @@ from regard.models import (
 )
 from regard.models.block_config import BlockConfig
 from regard.models.recompute import Left, recomputed
-from regard.randomness import decided
+from regard_lab.benchmark.cost import kept_bytes
 
 TINY = {"dim": 32, "heads": 4, "layers": 3, "vocab_size": 19, "max_length": 24, "seed": 5}
 MODELS: dict[str, BlockConfig] = {

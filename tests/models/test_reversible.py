@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp
 from torch.nn.modules.module import register_module_forward_hook
 
-from regard import randomness
 from regard.attention.routed import lsh, routing, shortlist, vector_quantized
-from regard.benchmark.cost import kept_bytes
-from regard.errors import ConfigError, UnsupportedError
+from regard.core import randomness
+from regard.core.errors import ConfigError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig
 from regard.models.blocks import Block, reversible
 from regard.models.blocks.reversible import Reversible
 from regard.testing.compare import assert_close, assert_identical
+from regard_lab.benchmark.cost import kept_bytes
 from tests.models.block_formulas import moved
 
 TOKENS = torch.randint(20, (2, 24), generator=torch.Generator().manual_seed(1))

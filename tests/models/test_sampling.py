@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.errors import ConfigError, NumericsError
+from regard.core.errors import ConfigError, NumericsError
 from regard.models.sampling import Sampling
 
 PROBABILITIES = torch.tensor([0.1, 0.4, 0.05, 0.3, 0.15], dtype=torch.float64)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
 from regard.models import Encoder, EncoderConfig, LanguageModel, ModelConfig
 from regard.models.depth._transition import Transition
 from regard.models.generate import generate

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
 from regard.models import Encoder, EncoderConfig, EncoderDecoderConfig, LanguageModel, ModelConfig
 from regard.models.depth import universal
 from regard.models.depth.universal import Halting, Universal

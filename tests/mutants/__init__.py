@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from regard.info import Info
+from regard.core.info import Info
 
 Broken = TypeVar("Broken", bound=type)
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.core import Attended, Call, accumulation_dtype
-from regard.options import weight
+from regard.core.attention import Attended, Call, accumulation_dtype
+from regard.core.options import weight
 from tests.mutants import mutant
 from tests.mutants.toys import (
     ToyBuckets,

@@ -18,8 +18,8 @@ from regard.attention.routed.lsh import Lsh
 from regard.attention.routed.vector_quantized import VectorQuantized
 from regard.attention.sparse.local import Local
 from regard.attention.synthesized.dense_synthesizer import DenseSynthesizer
-from regard.core import Attended, Call
-from regard.state import Slots
+from regard.core.attention import Attended, Call
+from regard.core.state import Slots
 from regard_lab.published.lsh_published import LshPublished
 from regard_lab.published.performer_published import PerformerPublished
 from tests.mutants import mutant

@@ -14,7 +14,7 @@ from regard.attention.routed.lsh import Lsh
 from regard.attention.routed.routing import Routing
 from regard.attention.routed.shortlist import Shortlist
 from regard.attention.routed.vector_quantized import VectorQuantized
-from regard.core import Attended, Call
+from regard.core.attention import Attended, Call
 from regard_lab.published.routing_published import RoutingPublished
 from tests.mutants import mutant
 

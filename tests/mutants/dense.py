@@ -20,7 +20,7 @@ from regard.attention.dense.quantized import Quantized
 from regard.attention.dense.relu_squared import ReluSquared
 from regard.attention.dense.shaw import Shaw
 from regard.attention.dense.sigmoid import Sigmoid
-from regard.core import Attended, Call
+from regard.core.attention import Attended, Call
 from regard.engines.dense import Blocks, Rule, publish, softmax, visible_count
 from regard_lab.published.relu_squared_published import ReluSquaredPublished
 from regard_lab.published.sigmoid_published import SigmoidPublished

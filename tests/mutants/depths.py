@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.core.state import Summary
 from regard.models.blocks import Block
 from regard.models.depth._base import Looped, Readout, Threads
 from regard.models.depth.early_exit import EarlyExit
 from regard.models.depth.fixed import Fixed
 from regard.models.depth.universal import Halting, Universal
-from regard.state import Summary
 from tests.mutants import mutant
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.attention.dense import reference_softmax
 from regard.attention.routed.vector_quantized import VectorQuantized
-from regard.core import Attended, Call
+from regard.core.attention import Attended, Call
 from tests.mutants import mutant
 
 SAMPLE = {"num_codes": 6, "block_size": 4, "relative": True}

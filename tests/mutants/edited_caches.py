@@ -236,7 +236,7 @@ CACHES = (
     ),
     Edit(
         "regard cache: a key of which one token is right is found",
-        "regard.benchmark.cache:_losses",
+        "regard_lab.benchmark.cache:_losses",
         "hits[each, -answer:].all()",
         "hits[each, -answer:].any()",
         "tests.benchmark.test_cache",
@@ -244,7 +244,7 @@ CACHES = (
     ),
     Edit(
         "regard cache: texts overlap",
-        "regard.benchmark.cache:rows",
+        "regard_lab.benchmark.cache:rows",
         "range(0, length * config.texts, length)",
         "range(0, config.context * config.texts, config.context)",
         "tests.benchmark.test_cache",

@@ -3,15 +3,19 @@
 from tests.mutants.edits import Edit
 
 CONTRACT, NEIGHBOURS = "tests.retrieval.test_contract", "tests.models.test_neighbours"
-DATASTORE, SEARCH, KNN_LM = "regard.retrieval.datastore", "regard.retrieval.search", "regard.retrieval.knn_lm"
-OWN, CUT = "regard.retrieval.own", "test_a_text_that_is_cut_elsewhere_does_not_find_itself"
-SPALM, GATE = "regard.retrieval.spalm", "regard.models.neighbours:NeighbourGate"
+DATASTORE, SEARCH, KNN_LM = (
+    "regard_lab.retrieval.datastore",
+    "regard_lab.retrieval.search",
+    "regard_lab.retrieval.knn_lm",
+)
+OWN, CUT = "regard_lab.retrieval.own", "test_a_text_that_is_cut_elsewhere_does_not_find_itself"
+SPALM, GATE = "regard_lab.retrieval.spalm", "regard.models.neighbours:NeighbourGate"
 LOOPS = "test_the_mixture_is_that_of_the_loops"
 
 STORED = (
     Edit(
         "the token of the key instead of the next",
-        "regard.retrieval.build:build",
+        "regard_lab.retrieval.build:build",
         "window[1 + skipped :]",
         "window[skipped : len(window) - 1]",
         CONTRACT,
@@ -35,7 +39,7 @@ STORED = (
     ),
     Edit(
         "a merge loses entries",
-        "regard.retrieval.writer:Writer.copy",
+        "regard_lab.retrieval.writer:Writer.copy",
         "keys[count:], values[count:], place",
         "keys[:-count], values[:-count], place",
         CONTRACT,
@@ -54,7 +58,7 @@ STORED = (
 LOOKED_UP = (
     Edit(
         "a drawn document has as many targets as any other",
-        "regard.retrieval.evaluation:bootstrap",
+        "regard_lab.retrieval.evaluation:bootstrap",
         "size[drawn].sum(1) for x",
         "size.sum() for x",
         "tests.retrieval.test_knn_lm",
@@ -150,7 +154,7 @@ LOOKED_UP = (
     ),
     Edit(
         "files of somebody else are removed",
-        "regard.retrieval.manifest:of_block",
+        "regard_lab.retrieval.manifest:of_block",
         "bool(_OF_BLOCK.fullmatch(path.name))",
         "path.suffix in ('.keys', '.values')",
         CONTRACT,

@@ -146,7 +146,7 @@ PRECISION = (
     ),
     Edit(
         "the slope of a weight of 0 times NaN",
-        "regard.call:merge",
+        "regard.core.call:merge",
         "(weight[..., None] * seen)",
         "torch.where(weight[..., None] == 0, 0.0, weight[..., None] * values)",
         "tests.attention.dense.test_softmax",

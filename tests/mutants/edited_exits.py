@@ -4,8 +4,8 @@ from tests.mutants.edits import Edit
 
 LEAVING, LIGHT = "regard.models.depth._leaving:Leaving", "regard.models.depth.light_exit"
 OF_LIGHT, OF_EARLY = "tests.models.test_light_exit", "tests.models.test_early_exit"
-AGAIN, READING = "regard.benchmark.rereading:Rereading", "tests.benchmark.test_rereading"
-P_VALUES, SEARCH = "regard.calibration.p_values", "regard.calibration.learn_then_test"
+AGAIN, READING = "regard_lab.benchmark.rereading:Rereading", "tests.benchmark.test_rereading"
+P_VALUES, SEARCH = "regard_lab.calibration.p_values", "regard_lab.calibration.learn_then_test"
 OF_P_VALUES, OF_SEARCH = "tests.calibration.test_p_values", "tests.calibration.test_learn_then_test"
 FORMULAS, THRESHOLDS = "test_each_token_by_the_formulas", "test_every_threshold_is_a_call_of_its_own"
 READ = "early_exit", 0.15, "disagreement", 16
@@ -91,7 +91,7 @@ WHO = (
     ),
     Edit(
         "guesses of what comes out, not of what is added",
-        "regard.training.exit_heads:_fit_guesses",
+        "regard_lab.training.exit_heads:_fit_guesses",
         "hidden[-1] - hidden[at]",
         "hidden[-1]",
         OF_LIGHT,
@@ -153,7 +153,7 @@ NOTED = (
     ),
     Edit(
         "losses of the threshold before",
-        "regard.benchmark.exits:measure",
+        "regard_lab.benchmark.exits:measure",
         "losses[part, at] = ",
         "losses[part, max(at - 1, 0)] = ",
         READING,
@@ -162,7 +162,7 @@ NOTED = (
     ),
     Edit(
         "the full model is the one that was read last",
-        "regard.benchmark.exits:measure",
+        "regard_lab.benchmark.exits:measure",
         "likeliest=reading.answers.likeliest.clone()",
         "likeliest=reading.answers.likeliest",
         READING,
@@ -171,7 +171,7 @@ NOTED = (
     ),
     Edit(
         "passages that were fitted to",
-        "regard.benchmark.exits:drawn",
+        "regard_lab.benchmark.exits:drawn",
         "order[end - count : end]",
         "order[:count]",
         "tests.benchmark.test_exits",
@@ -179,7 +179,7 @@ NOTED = (
     ),
     Edit(
         "the calibration of other weights",
-        "regard.integrations.exits:install",
+        "regard_lab.networks.exits:install",
         'found["model"] != fingerprint(model)',
         "False",
         "tests.benchmark.test_exits",
@@ -187,7 +187,7 @@ NOTED = (
     ),
     Edit(
         "everyone leaves where nothing is certified",
-        "regard.integrations.exits:install",
+        "regard_lab.networks.exits:install",
         "1.0 if threshold is None",
         "0.0 if threshold is None",
         "tests.benchmark.test_exits",
@@ -257,7 +257,7 @@ CERTIFIED = (
     ),
     Edit(
         "blocks share a threshold",
-        "regard.calibration.grid_search:grid_search",
+        "regard_lab.calibration.grid_search:grid_search",
         "reversed(range(exits))",
         "range(0)",
         "tests.calibration.test_grid_search",
@@ -265,7 +265,7 @@ CERTIFIED = (
     ),
     Edit(
         "the search begins where no token leaves",
-        "regard.calibration.grid_search:grid_search",
+        "regard_lab.calibration.grid_search:grid_search",
         "min(([level] * exits for level in levels), key=spent)",
         "[math.inf] * exits",
         "tests.calibration.test_grid_search",
@@ -274,7 +274,7 @@ CERTIFIED = (
     ),
     Edit(
         "the search goes from the first block up",
-        "regard.calibration.grid_search:grid_search",
+        "regard_lab.calibration.grid_search:grid_search",
         "reversed(range(exits))",
         "range(exits)",
         "tests.calibration.test_grid_search",
@@ -283,7 +283,7 @@ CERTIFIED = (
     ),
     Edit(
         "blocks are free",
-        "regard.calibration.grid_search:grid_search",
+        "regard_lab.calibration.grid_search:grid_search",
         "price * np.arange",
         "0 * np.arange",
         "tests.calibration.test_grid_search",

@@ -4,7 +4,7 @@ from tests.mutants.edits import Edit
 
 COMPRESSIVE, OF_COMPRESSIVE = "regard.memory.compressive:Compressive", "tests.memory.test_compressive"
 MEMORIZING, OF_MEMORIZING = "regard.memory.memorizing", "tests.memory.test_memorizing"
-CARRIED, OF_CARRIED = "regard.training.carried", "tests.training.test_carried"
+CARRIED, OF_CARRIED = "regard_lab.training.carried", "tests.training.test_carried"
 LISTS, OF_LISTS = "regard.memory._lists", "tests.memory.test_lists"
 OF_MISFITS = "tests.memory.test_misfits"
 DEFINED = "test_the_joint_definition"
@@ -250,7 +250,7 @@ MISFITS = (
     ),
     Edit(
         "a file of other options is read",
-        "regard.dump:untagged",
+        "regard.core.dump:untagged",
         "if written is not None:",
         "if False:",
         OF_MISFITS,

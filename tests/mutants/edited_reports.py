@@ -2,7 +2,11 @@
 
 from tests.mutants.edits import Edit
 
-DECISIONS, COSTS, CHARTS = "regard.benchmark.decisions", "regard.benchmark.depth_costs", "regard.report.run_charts"
+DECISIONS, COSTS, CHARTS = (
+    "regard_lab.benchmark.decisions",
+    "regard_lab.benchmark.depth_costs",
+    "regard_lab.report.run_charts",
+)
 OF_DECISIONS, OF_COSTS = "tests.benchmark.test_decisions", "tests.benchmark.test_depth_costs"
 OF_CHARTS = "tests.report.test_run_charts"
 
@@ -149,7 +153,7 @@ REPORTS = (
     ),
     Edit(
         "notes: what nobody calibrated was not certified",
-        "regard.report.run:notes",
+        "regard_lab.report.run:notes",
         'if run["calibration"] else',
         'if not run["calibration"] else',
         "tests.report.test_run",
@@ -157,7 +161,7 @@ REPORTS = (
     ),
     Edit(
         "info: the state of a layer keeps what its shortest head does",
-        "regard.cli._run_info:span_rows",
+        "regard_lab.run_info:span_rows",
         "max(one['kept']",
         "min(one['kept']",
         "tests.cli.test_run_report",

@@ -6,14 +6,14 @@
 import torch
 from torch import Tensor
 
-from regard import masks
+from regard import patterns as masks
 from regard.attention.sparse.fixed import Fixed
 from regard.attention.sparse.local import Local
 from regard.attention.sparse.local_atrous import LocalAtrous
 from regard.attention.sparse.pattern import Pattern
-from regard.core import Attended, Call
+from regard.core.attention import Attended, Call
+from regard.core.state import Slots
 from regard.engines.tiles import Dropout
-from regard.state import Slots
 from tests.mutants import mutant
 
 

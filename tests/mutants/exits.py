@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard.core.state import Summary
 from regard.models.blocks import Block
 from regard.models.depth._base import Looped, Readout, Threads
 from regard.models.depth._lessons import Answers, best, exit_weights
 from regard.models.depth.early_exit import EarlyExit
 from regard.models.depth.light_exit import LightExit
 from regard.models.depth.universal import Universal
-from regard.state import Summary
 from tests.mutants import mutant
 
 

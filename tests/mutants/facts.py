@@ -12,9 +12,9 @@ from torch import Tensor
 from regard.attention.dense.sigmoid import Sigmoid
 from regard.attention.kernel.linear import Linear
 from regard.attention.sparse.strided import Strided
-from regard.core import Attended, Call
+from regard.core.attention import Attended, Call
+from regard.core.state import State, begin
 from regard.patterns import Pattern, window
-from regard.state import State, begin
 from regard_lab.published.sigmoid_published import SigmoidPublished
 from tests.mutants import claiming, mutant
 from tests.mutants.toys import (

@@ -13,8 +13,8 @@ from regard.attention.sparse import Tokens, View
 from regard.attention.sparse.bigbird import Bigbird
 from regard.attention.sparse.etc import Etc
 from regard.attention.sparse.longformer import Longformer
-from regard.bias import ScoreBias
-from regard.core import Attended, Call, merge
+from regard.core.attention import Attended, Call, merge
+from regard.core.bias import ScoreBias
 from regard.engines.tiles import masked_attention, tiled_attention
 from tests.mutants import mutant
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.core import Attended, Call
-from regard.options import weight
+from regard.core.attention import Attended, Call
+from regard.core.options import weight
 from tests.mutants import mutant
 from tests.mutants.toys import ToyCodes, ToyDense, ToyTable, ToyWindow
 

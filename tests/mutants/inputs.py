@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.core import Attended, Call
-from regard.info import Heads, Input
+from regard.core.attention import Attended, Call
+from regard.core.info import Heads, Input
 from tests.mutants import mutant
 from tests.mutants.toys import ToyDecay, ToyGated
 

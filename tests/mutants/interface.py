@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.core import Attended, Call, recomputing
-from regard.options import Options
+from regard.core.attention import Attended, Call, recomputing
+from regard.core.options import Options
 from tests.mutants import mutant
 from tests.mutants.toys import ToyCodes, ToyDense, ToyFeatures, ToyKernel, ToyMarked, ToyTable, ToyWindow, expanded
 

@@ -13,7 +13,7 @@ from regard.attention.kernel.efficient import Efficient
 from regard.attention.kernel.linear import Linear
 from regard.attention.kernel.performer import Performer
 from regard.attention.kernel.rfa import Rfa
-from regard.core import Attended, Call, Summary
+from regard.core.attention import Attended, Call, Summary
 from regard.engines.sums import channels, passes
 from regard.engines.sums.passes import CHUNK
 from regard.engines.sums.step import Averaged

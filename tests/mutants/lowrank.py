@@ -13,7 +13,7 @@ from regard.attention.synthesized.factorized_dense_synthesizer import Factorized
 from regard.attention.synthesized.factorized_random_synthesizer import FactorizedRandomSynthesizer
 from regard.attention.synthesized.mixture_synthesizer import MixtureSynthesizer
 from regard.attention.synthesized.random_synthesizer import RandomSynthesizer
-from regard.core import Attended, Call
+from regard.core.attention import Attended, Call
 from tests.mutants import mutant
 
 

@@ -2,7 +2,7 @@
 
     python -m tests.mutants.mechanical local --jobs 2
     python -m tests.mutants.mechanical lsh --module regard.engines.routed.buckets --tests tests/engines/routed
-    python -m tests.mutants.mechanical softmax --module regard.state --tests "tests/test_state.py" --record
+    python -m tests.mutants.mechanical softmax --module regard.core.state --tests "tests/test_state.py" --record
     python -m tests.mutants.mechanical linear --module regard.engines.sums.passes --minutes 5 --record
 
 A survivor is a change that no check notices: look at each one. It is an equivalent program, a constant that only costs

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.kernel.lara import Lara
-from regard.core import Attended, Call
+from regard.core.attention import Attended, Call
 from tests.mutants import mutant
 from tests.mutants.toys import ToyDense, ToyGated, ToyKernel
 

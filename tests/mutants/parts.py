@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.bias import ScoreBias
+from regard.core.bias import ScoreBias
+from regard.core.state import State
 from regard.layer import AttentionLayer, LayerOutput
 from regard.layer.global_rows import GlobalRows
 from regard.models.blocks.gated_unit import GatedUnit
@@ -25,9 +26,8 @@ from regard.position.shaw_keys import ShawKeys
 from regard.position.sinusoidal import Sinusoidal
 from regard.position.t5_bias import T5Bias
 from regard.position.transformer_xl import TransformerXl
-from regard.state import State
-from regard.tasks.base import IGNORE, Example
-from regard.tasks.text import Windows
+from regard_lab.tasks.base import IGNORE, Example
+from regard_lab.tasks.text import Windows
 from tests.mutants import mutant
 
 

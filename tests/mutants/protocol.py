@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.bias import ScoreBias
-from regard.core import Attended, Call
-from regard.state import Entry, Slots, State, Tape
+from regard.core.attention import Attended, Call
+from regard.core.bias import ScoreBias
+from regard.core.state import Entry, Slots, State, Tape
 from tests.mutants import mutant
 from tests.mutants.toys import ToyDense, ToyGated, ToyTable, positions
 

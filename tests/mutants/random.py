@@ -17,7 +17,7 @@ from regard.attention.lowrank._projections import Mixtures
 from regard.attention.lowrank.linformer import Linformer
 from regard.attention.routed.lsh import Lsh
 from regard.attention.routed.shortlist import Shortlist
-from regard.core import Call
+from regard.core.attention import Call
 from tests.mutants import mutant
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.attention.dense import inner_products, reference_weights
 from regard.attention.dense.quantized import Quantized
-from regard.core import Attended, Call
+from regard.core.attention import Attended, Call
 from tests.mutants import mutant
 from tests.mutants.toys import ToyDense, ToyTable
 from tests.mutants.toys.dense import defined

@@ -21,7 +21,7 @@ from regard.attention.sparse.image_local_2d import ImageLocal2d, place
 from regard.attention.sparse.local_atrous import LocalAtrous
 from regard.attention.sparse.strided import Strided
 from regard.attention.sparse.strided_union import StridedUnion
-from regard.core import Attended, Call
+from regard.core.attention import Attended, Call
 from regard.patterns import Pattern, block, causal, per_head, strided, summary, window
 from tests.mutants import mutant
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.core import Attended, Call, State, Summary
-from regard.errors import UnsupportedError
-from regard.state import Entry, Slots, Tape, per_slot
+from regard.core.attention import Attended, Call, State, Summary
+from regard.core.errors import UnsupportedError
+from regard.core.state import Entry, Slots, Tape, per_slot
 from tests.mutants import mutant
 from tests.mutants.toys import ToyDense, ToyKernel, ToyWindow, allowed_pairs, expanded
 

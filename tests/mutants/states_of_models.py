@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.errors import UnsupportedError
+from regard.core.errors import UnsupportedError
+from regard.core.state import Slots
 from regard.memory import MemoryState
 from regard.memory.caches._base import CacheState
 from regard.memory.caches.h2o import H2o
@@ -17,7 +18,6 @@ from regard.memory.caches.streaming import Streaming
 from regard.memory.memorizing import Memorizing
 from regard.memory.recent import Recent
 from regard.models import LanguageModel, ModelState
-from regard.state import Slots
 from tests.mutants import mutant
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.core import Attended, Call
+from regard.core.attention import Attended, Call
 from tests.mutants import mutant
 from tests.mutants.toys import ToyDense
 

@@ -6,7 +6,7 @@ import pytest
 from torch._dynamo.exc import TorchDynamoException
 
 import regard.testing
-from regard.core import Attention
+from regard.core.attention import Attention
 from regard.testing.inputs import Subject
 from regard.testing.registry import REGISTERED, conduct
 from tests.mutants import Mutant

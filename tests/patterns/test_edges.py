@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from regard import patterns
-from regard.errors import ConfigError, InputError, ShapeError
-from regard.masks import block_model, causal, edges, window
+from regard.core.errors import ConfigError, InputError, ShapeError
+from regard.patterns import block_model, causal, edges, window
 from regard.patterns.edges import dealt_blocks
 from regard.patterns.intervals import Span
 

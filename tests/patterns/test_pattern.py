@@ -10,7 +10,7 @@ import torch
 
 import regard
 from regard import catalog
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
 from regard.patterns import Pattern, block, causal, everything, parse, per_head, random_blocks, window
 from regard.patterns.intervals import FAR, Possibility, Span
 from regard.patterns.pattern import resolve

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from regard.errors import ConfigError, LimitError
-from regard.info import Heads
+from regard.core.errors import ConfigError, LimitError
+from regard.core.info import Heads
 from regard.models import LanguageModel, ModelConfig
 from regard.position import build_position
 

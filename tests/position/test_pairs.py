@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from regard import AttentionLayer, Heads, catalog
-from regard.bias import ScoreBias
-from regard.errors import ConfigError
+from regard.core.bias import ScoreBias
+from regard.core.errors import ConfigError
 from regard.head_mix import HeadMix
 from regard.memory.recent import Recent
 from regard.position import build_position, names, position_class

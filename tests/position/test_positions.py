@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from regard.errors import ConfigError, LimitError
-from regard.info import Heads
+from regard.core.errors import ConfigError, LimitError
+from regard.core.info import Heads
 from regard.position import build_position, names
 from regard.position.alibi import slopes
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard import AttentionLayer, Heads
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
 from regard.position import build_position
 
 DIM, HEADS, WIDTH = 12, 3, 4

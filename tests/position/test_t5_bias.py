@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from regard import AttentionLayer
-from regard.errors import ConfigError
-from regard.info import Heads
+from regard.core.errors import ConfigError
+from regard.core.info import Heads
 from regard.position import build_position
 
 BIDIRECTIONAL = {

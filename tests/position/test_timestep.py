@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from regard import AttentionLayer
-from regard.errors import ConfigError
-from regard.info import Heads
+from regard.core.errors import ConfigError
+from regard.core.info import Heads
 from regard.position import build_position
 
 HEADS = Heads(count=2, key_dim=4)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from regard.core import Attention
+from regard.core.attention import Attention
 from regard.testing import check_attention
 from regard_lab import published
 

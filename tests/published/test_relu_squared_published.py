@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import regard
-from regard.bias import ScoreBias
+from regard.core.bias import ScoreBias
 from regard_lab.published.relu_squared_published import ReluSquaredPublished
 
 SPEC = "regard_lab.published.relu_squared_published:ReluSquaredPublished"

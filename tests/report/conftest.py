@@ -20,12 +20,12 @@ import pytest
 import torch
 
 import regard
-from regard.benchmark import accuracy, quality, sweep
-from regard.benchmark.config import CompareConfig, ShapeConfig
-from regard.benchmark.vectors import random_vectors
-from regard.checksums import opened
 from regard.cli.main import main
-from regard.tasks.config import ClassificationConfig, RecallConfig, TextConfig
+from regard.files.checksums import opened
+from regard_lab.benchmark import accuracy, quality, sweep
+from regard_lab.benchmark.config import CompareConfig, ShapeConfig
+from regard_lab.benchmark.vectors import random_vectors
+from regard_lab.tasks.config import ClassificationConfig, RecallConfig, TextConfig
 
 SOURCE = Path(__file__).parents[2] / "src"
 SPECS = ["softmax", "linear / softmax"]

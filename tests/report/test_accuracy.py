@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from regard.report import accuracy, attention_map
+from regard_lab.report import accuracy, attention_map
 
 
 def test_rows_show_roots_and_errors(microscope):

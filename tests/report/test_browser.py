@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from regard.report import accuracy, run
-from regard.report.charts import charts
+from regard_lab.report import accuracy, run
+from regard_lab.report.charts import charts
 from tests.report import test_run_charts as runs
 
 REQUIRED = os.environ.get("REGARD_REQUIRE_CHROMIUM") == "1"

@@ -5,8 +5,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from regard import claims
-from regard.report.claims import figures, notes, render, rows, verdict
+from evidence import claims
+from evidence.claims._page import figures, notes, render, rows, verdict
 
 PLOT = {"name": "a", "title": "t", "x": "n", "y": "v", "log_x": False, "log_y": False}
 

@@ -13,16 +13,16 @@ import pytest
 import tyro
 
 import regard
-from regard.benchmark import comparison, job_files, plan, trainings
-from regard.benchmark.comparison import compare
-from regard.benchmark.config import CompareConfig, ShapeConfig
-from regard.benchmark.language import said
-from regard.benchmark.measures import TEXT
-from regard.benchmark.results import Expected, reproduce
-from regard.cli.compare import Options
 from regard.cli.main import main
-from regard.errors import CheckpointError, ConfigError, DataError, NumericsError, ResourceError
-from regard.tasks.config import RecallConfig, TextConfig
+from regard.core.errors import CheckpointError, ConfigError, DataError, NumericsError, ResourceError
+from regard_lab.benchmark import comparison, job_files, plan, trainings
+from regard_lab.benchmark.comparison import compare
+from regard_lab.benchmark.config import CompareConfig, ShapeConfig
+from regard_lab.benchmark.language import said
+from regard_lab.benchmark.measures import TEXT
+from regard_lab.benchmark.results import Expected, reproduce
+from regard_lab.cli.compare import Options
+from regard_lab.tasks.config import RecallConfig, TextConfig
 from tests.report.conftest import SPECS
 
 
@@ -125,7 +125,7 @@ def small(tmp_path: Path, **changes) -> CompareConfig:
 
 def test_changed_text_is_refused_too(tmp_path, monkeypatch):
     """The jobs that are done were done on the text as it was."""
-    monkeypatch.setattr("regard.benchmark.comparison._plan", lambda *_: pytest.exit("planned"))
+    monkeypatch.setattr("regard_lab.benchmark.comparison._plan", lambda *_: pytest.exit("planned"))
     out = tmp_path / "out"
     with pytest.raises(BaseException, match="planned"):
         compare(small(tmp_path), out)
@@ -166,7 +166,7 @@ def test_damaged_files_are_named(tmp_path, name, way_out, content):
     out = tmp_path / "out"
     (out / "jobs").mkdir(parents=True)
     config = small(tmp_path)
-    from regard.benchmark.comparison import _claim, _enough
+    from regard_lab.benchmark.comparison import _claim, _enough
 
     for path in (out / "jobs").parent.glob("*"):
         path.rmdir()

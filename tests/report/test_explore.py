@@ -11,15 +11,15 @@ import pytest
 import torch
 
 import regard
-from regard.attention_maps import LayerMaps
-from regard.errors import ConfigError, InputError, LimitError, UnsupportedError
+from regard.core.errors import ConfigError, InputError, LimitError, UnsupportedError
 from regard.integrations import pretrained
 from regard.models import Encoder, EncoderDecoder, LanguageModel, MaskedLanguageModel, presets
 from regard.models.config import ModelConfig
-from regard.report import explore as page
-from regard.tasks.config import ClassificationConfig, MaskedConfig, RecallConfig, TextConfig
-from regard.tasks.tokenizer import ByteTokenizer
-from regard.training import RunConfig, TrainedModel
+from regard.text.tokenizer import ByteTokenizer
+from regard_lab.attention_maps import LayerMaps
+from regard_lab.report import explore as page
+from regard_lab.tasks.config import ClassificationConfig, MaskedConfig, RecallConfig, TextConfig
+from regard_lab.training import RunConfig, TrainedModel
 from tests.report.test_browser import FLAGS, Visit, visit
 
 TEXT = "Ein Hut, 一 <script>\nzwei."

@@ -8,12 +8,12 @@ from html.parser import HTMLParser
 
 import pytest
 
-from regard.benchmark.language import sentence
-from regard.checksums import sealed
 from regard.cli.main import main
-from regard.report import attention_map, html
-from regard.report.charts import charts
-from regard.report.summary import needs, table, tie_note
+from regard.files.checksums import sealed
+from regard_lab.benchmark.language import sentence
+from regard_lab.report import attention_map, html
+from regard_lab.report.charts import charts
+from regard_lab.report.summary import needs, table, tie_note
 from tests.conftest import at_file
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from regard.benchmark.language import chinese
-from regard.checksums import opened
-from regard.report import html
-from regard.report.charts import charts
+from regard.files.checksums import opened
+from regard_lab.benchmark.language import chinese
+from regard_lab.report import html
+from regard_lab.report.charts import charts
 from tests.report.test_browser import FLAGS, visit
 
 RECORD = Path(__file__).parents[2] / "docs" / "recorded" / "comparisons" / "state_of_the_union.json"
@@ -167,7 +167,7 @@ def test_no_english_remains_in_the_chinese_report(recorded, of_task):
 
 def drawn(results: dict[str, Any]) -> list[str]:
     """The words in the figures."""
-    from regard.benchmark.language import Words
+    from regard_lab.benchmark.language import Words
 
     found: list[str] = []
     for chart in charts(results, Words("zh")):

@@ -6,8 +6,8 @@ import zlib
 import numpy as np
 import pytest
 
-from regard.errors import ShapeError
-from regard.report.png import GAP, png, tiled
+from regard.core.errors import ShapeError
+from regard_lab.report.png import GAP, png, tiled
 
 
 def read(data: bytes) -> np.ndarray:

@@ -1,8 +1,8 @@
 """A comparison in Python tells of its progress, as on the command line."""
 
 import regard
-from regard.benchmark import comparison
-from regard.report import html
+from regard_lab.benchmark import comparison
+from regard_lab.report import html
 
 
 def test_lines_go_to_standard_error_unless_somebody_takes_them(monkeypatch, tmp_path, capsys):

@@ -8,16 +8,16 @@ from itertools import chain
 
 import pytest
 
-from regard.benchmark.config import CompareConfig
-from regard.benchmark.results import Expected, assemble
-from regard.benchmark.sweep import Row
-from regard.checksums import opened
-from regard.report import axes
-from regard.report.summary import MARK, notes, table
-from regard.tasks import build_task, ngram_bits_per_byte, xz_bits_per_byte
-from regard.tasks.config import TextConfig
-from regard.training.data_order import DataOrder
-from regard.training.evaluation import measured
+from regard.files.checksums import opened
+from regard_lab.benchmark.config import CompareConfig
+from regard_lab.benchmark.results import Expected, assemble
+from regard_lab.benchmark.sweep import Row
+from regard_lab.report import axes
+from regard_lab.report.summary import MARK, notes, table
+from regard_lab.tasks import build_task, ngram_bits_per_byte, xz_bits_per_byte
+from regard_lab.tasks.config import TextConfig
+from regard_lab.training.data_order import DataOrder
+from regard_lab.training.evaluation import measured
 
 
 def test_what_belongs_to_the_whole(compared):
@@ -293,7 +293,7 @@ def test_a_training_that_was_stopped_is_not_recommended():
 
 def test_few_documents_are_resampled_by_window(compared):
     """With one document, a bootstrap over documents would find every difference real."""
-    from regard.benchmark.quality import MIN_UNITS, units
+    from regard_lab.benchmark.quality import MIN_UNITS, units
 
     config = compared.results["config"]
     given = TextConfig(**{name: value for name, value in config["text"].items() if value not in (None, [])})

@@ -2,7 +2,7 @@
 
 import json
 
-from regard.report import retrieval as page
+from regard_lab.report import retrieval as page
 
 
 def results(*specs: str, missed: bool = False) -> dict:
@@ -37,7 +37,7 @@ def test_what_several_commands_measured_is_one_picture():
 
 
 def test_the_page_holds_every_point_and_asks_the_network_for_nothing(monkeypatch):
-    monkeypatch.setattr("regard.report._page.plotly.offline.get_plotlyjs", lambda: "")
+    monkeypatch.setattr("regard_lab.report._page.plotly.offline.get_plotlyjs", lambda: "")
     found = results("softmax", "</script>", "graph", missed=True)
     html = page.render(found)
     assert "</script>" not in html.partition("const figure = ")[2].partition(";\n")[0]

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from regard.benchmark.decisions import observe
-from regard.benchmark.depth_costs import leaving_after, token_operations
-from regard.errors import ConfigError
-from regard.report import run as module
-from regard.training.batches import collate
+from regard.core.errors import ConfigError
+from regard_lab.benchmark.decisions import observe
+from regard_lab.benchmark.depth_costs import leaving_after, token_operations
+from regard_lab.report import run as module
+from regard_lab.training.batches import collate
 from tests.benchmark.test_decisions import TASK, model_of
 from tests.report.test_run_charts import results
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from regard.report import depth_text
-from regard.report.run import render
-from regard.report.run_charts import calibrated, charts, points, quality, spans, taken
+from regard_lab.report import depth_text
+from regard_lab.report.run import render
+from regard_lab.report.run_charts import calibrated, charts, points, quality, spans, taken
 
 LOSSES = ("bits_per_byte", "nats_per_token")
 
@@ -226,7 +226,7 @@ def test_what_there_is_nothing_of_is_left_out():
 
 
 def test_the_page_is_sound_whatever_a_run_is_called(monkeypatch):
-    monkeypatch.setattr("regard.report._page.plotly.offline.get_plotlyjs", lambda: "")
+    monkeypatch.setattr("regard_lab.report._page.plotly.offline.get_plotlyjs", lambda: "")
     page = render(results())
     assert page.count("</script>") == 2
     assert "://" not in page

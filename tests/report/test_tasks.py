@@ -8,17 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from regard.benchmark import references, trainings
-from regard.benchmark.comparison import compare
-from regard.checksums import opened
-from regard.cli.compare import configured
-from regard.errors import ConfigError, DataError, UnsupportedError
-from regard.report.charts import charts
-from regard.report.summary import subject, table, tie_note
-from regard.tasks import MaskedConfig, build_task
-from regard.tasks.base import IGNORE
-from regard.training.data_order import DataOrder
-from regard.training.evaluation import measured
+from regard.core.errors import ConfigError, DataError, UnsupportedError
+from regard.files.checksums import opened
+from regard_lab.benchmark import references, trainings
+from regard_lab.benchmark.comparison import compare
+from regard_lab.cli.compare import configured
+from regard_lab.report.charts import charts
+from regard_lab.report.summary import subject, table, tie_note
+from regard_lab.tasks import MaskedConfig, build_task
+from regard_lab.tasks.base import IGNORE
+from regard_lab.training.data_order import DataOrder
+from regard_lab.training.evaluation import measured
 
 BESIDE = {"mlm": ["unigram"], "classify": ["majority", "linear", "lstm"], "recall": []}
 MEASURE = {"mlm": "masked", "classify": "classification", "recall": "recall"}
@@ -213,7 +213,7 @@ def test_data_that_is_missing_or_too_small(of_task, tmp_path):
 def test_data_on_the_command_line_asks_for_classes():
     import tyro
 
-    from regard.cli.compare import Options
+    from regard_lab.cli.compare import Options
 
     def given(*words: str):
         return configured(tyro.cli(Options, args=words, config=(tyro.conf.FlagCreatePairsOff,)))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.models import LanguageModel, presets
-from regard.retrieval import Datastore, writer
+from regard_lab.retrieval import Datastore, writer
 
 VOCAB = 11
 DIM = 6

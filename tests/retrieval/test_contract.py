@@ -7,14 +7,14 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 
-from regard.errors import CheckpointError, ResourceError
-from regard.integrations.pretrained import windows
+from regard.core.errors import CheckpointError, ResourceError
 from regard.models import LanguageModel, ModelConfig
-from regard.retrieval import Datastore, LookedUp, Lookup, Neighbours, Own, Text, build, mixed, search
-from regard.retrieval.documents import digest
-from regard.tasks import TextConfig
-from regard.tasks.text import TextTask
-from regard.training.batches import collate
+from regard_lab.networks.evaluation import windows
+from regard_lab.retrieval import Datastore, LookedUp, Lookup, Neighbours, Own, Text, build, mixed, search
+from regard_lab.retrieval.documents import digest
+from regard_lab.tasks import TextConfig
+from regard_lab.tasks.text import TextTask
+from regard_lab.training.batches import collate
 from tests.retrieval.conftest import DIM, VOCAB, entries, filled
 from tests.retrieval.test_knn_lm import Letters
 

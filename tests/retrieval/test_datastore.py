@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard import checksums
-from regard.errors import CheckpointError, ConfigError, InputError, NumericsError, ResourceError, ShapeError
-from regard.retrieval import Datastore, Index, writer
-from regard.retrieval.manifest import Manifest
-from regard.writing import locked
+from regard.core.errors import CheckpointError, ConfigError, InputError, NumericsError, ResourceError, ShapeError
+from regard.files import checksums
+from regard.files.writing import locked
+from regard_lab.retrieval import Datastore, Index, writer
+from regard_lab.retrieval.manifest import Manifest
 from tests.conftest import at_file
 from tests.retrieval.conftest import DIM, VOCAB, entries, filled
 
@@ -141,7 +141,7 @@ def test_a_killed_deletion_leaves_the_documents_before(store, documents, monkeyp
     def fail(*given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("regard.retrieval.manifest.save_file", fail)
+    monkeypatch.setattr("regard_lab.retrieval.manifest.save_file", fail)
     with pytest.raises(KeyboardInterrupt):
         store.delete("one")
     monkeypatch.undo()

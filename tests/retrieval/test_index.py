@@ -5,8 +5,8 @@ import importlib
 import pytest
 import torch
 
-from regard.errors import CheckpointError, ConfigError, LimitError, UnsupportedError
-from regard.retrieval import Datastore, Index
+from regard.core.errors import CheckpointError, ConfigError, LimitError, UnsupportedError
+from regard_lab.retrieval import Datastore, Index
 from tests.retrieval.conftest import DIM, VOCAB, entries, filled
 
 
@@ -17,7 +17,7 @@ def faiss():
 
 @pytest.fixture
 def many(tmp_path, small_blocks, monkeypatch) -> Datastore:
-    monkeypatch.setattr("regard.retrieval.writer.BLOCK_BYTES", 700 * DIM * 2)
+    monkeypatch.setattr("regard_lab.retrieval.writer.BLOCK_BYTES", 700 * DIM * 2)
     return filled(tmp_path / "many", {"a": entries(900, 1), "b": entries(1100, 2)})
 
 

@@ -9,21 +9,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.errors import CheckpointError, ConfigError, DataError, LimitError, UnsupportedError
-from regard.integrations.pretrained import windows
+from regard.core.errors import CheckpointError, ConfigError, DataError, LimitError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig
 from regard.models.depth import build_depth
 from regard.models.generate import generate
-from regard.retrieval import Datastore, KnnLm, Neighbours, bootstrap, build, look, mixed, sweep
-from regard.retrieval.documents import Text, digest, fingerprint, texts
-from regard.retrieval.evaluation import Looked
-from regard.retrieval.keys import joined, kept_keys
-from regard.retrieval.own import Own
-from regard.tasks.base import IGNORE, Example
-from regard.tasks.corpus import Document
-from regard.tasks.reader import Encoded
-from regard.training.batches import collate
-from regard.training.evaluation import score
+from regard.text.reader import Encoded
+from regard_lab.networks.evaluation import windows
+from regard_lab.retrieval import Datastore, KnnLm, Neighbours, bootstrap, build, look, mixed, sweep
+from regard_lab.retrieval.documents import Text, digest, fingerprint, texts
+from regard_lab.retrieval.evaluation import Looked
+from regard_lab.retrieval.keys import joined, kept_keys
+from regard_lab.retrieval.own import Own
+from regard_lab.tasks.base import IGNORE, Example
+from regard_lab.tasks.corpus import Document
+from regard_lab.training.batches import collate
+from regard_lab.training.evaluation import score
 from tests.retrieval.conftest import DIM, VOCAB, entries, filled
 
 
@@ -198,7 +198,7 @@ def test_what_is_stored_is_every_context_and_what_followed(decoder, tmp_path):
 
 
 def test_a_build_that_was_interrupted_ends_with_the_same_bytes(decoder, tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.retrieval.writer.BLOCK_BYTES", 10 * 16 * 2)
+    monkeypatch.setattr("regard_lab.retrieval.writer.BLOCK_BYTES", 10 * 16 * 2)
     model = decoder()
     whole = built(model, tmp_path / "whole")
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from regard.errors import DataError
-from regard.integrations.pretrained import windows
-from regard.retrieval import Datastore, Own
-from regard.retrieval.documents import digest
-from regard.tasks.reader import Encoded
-from regard.training.batches import collate
+from regard.core.errors import DataError
+from regard.text.reader import Encoded
+from regard_lab.networks.evaluation import windows
+from regard_lab.retrieval import Datastore, Own
+from regard_lab.retrieval.documents import digest
+from regard_lab.training.batches import collate
 from tests.retrieval.conftest import DIM, VOCAB, filled
 
 SEPARATOR = 10

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.errors import CheckpointError, ConfigError, LimitError, NumericsError, ShapeError
-from regard.retrieval import Datastore, search
+from regard.core.errors import CheckpointError, ConfigError, LimitError, NumericsError, ShapeError
 from regard.testing.counting import count
+from regard_lab.retrieval import Datastore, search
 from tests.retrieval.conftest import DIM, VOCAB, entries, filled
 
 

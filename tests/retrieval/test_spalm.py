@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.errors import CheckpointError, ConfigError, LimitError, ShapeError, UnsupportedError
+from regard.core.errors import CheckpointError, ConfigError, LimitError, ShapeError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig, presets
 from regard.models.neighbours import NeighbourTokens
-from regard.retrieval import Datastore, LookedUp, Lookup, Own, Spalm, Text, build, origin
-from regard.retrieval.keys import joined, kept_keys
-from regard.tasks import TextConfig
-from regard.tasks.base import IGNORE
-from regard.tasks.text import TextTask
+from regard_lab.retrieval import Datastore, LookedUp, Lookup, Own, Spalm, Text, build, origin
+from regard_lab.retrieval.keys import joined, kept_keys
+from regard_lab.tasks import TextConfig
+from regard_lab.tasks.base import IGNORE
+from regard_lab.tasks.text import TextTask
 from tests.retrieval.conftest import VOCAB
 
 LINES = [f"{at} times {at} makes {at * at}, and {at} and {at} make {at + at}.\n" * 4 for at in range(40)]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.models import LanguageModel, presets
-from regard.retrieval import Datastore, Index, KnnLm, Lookup, Spalm, Text, build
+from regard_lab.retrieval import Datastore, Index, KnnLm, Lookup, Spalm, Text, build
 from tests.retrieval.conftest import VOCAB
 
 LENGTHS = (3, 5, 8, 13)

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from regard.errors import ConfigError, UnsupportedError
-from regard.tasks import CopyConfig, Task, TextConfig, build_task, ngram_bits_per_byte, xz_bits_per_byte
-from regard.tasks.baselines import ByteNGram
+from regard.core.errors import ConfigError, UnsupportedError
+from regard_lab.tasks import CopyConfig, Task, TextConfig, build_task, ngram_bits_per_byte, xz_bits_per_byte
+from regard_lab.tasks.baselines import ByteNGram
 
 
 def codes(data: bytes, order: int) -> np.ndarray:

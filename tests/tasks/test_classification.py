@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-import regard.tasks
-from regard.errors import ConfigError, DataError
+import regard_lab.tasks
+from regard.core.errors import ConfigError, DataError
 from regard.models.encoder import patches
-from regard.tasks import ClassificationConfig, build_task, has_text
-from regard.tasks.classification import ERAS
+from regard_lab.tasks import ClassificationConfig, build_task, has_text
+from regard_lab.tasks.classification import ERAS
 
-CORPORA = Path(regard.tasks.__file__).parent / "corpora"
+CORPORA = Path(regard_lab.tasks.__file__).parent / "corpora"
 SPLITS = ("train", "valid", "test")
 
 

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from regard.errors import ConfigError
-from regard.tasks import CopyConfig, RecallConfig, TextConfig, build_task
-from regard.tasks.tokenizer import ByteTokenizer
+from regard.core.errors import ConfigError
+from regard.text.tokenizer import ByteTokenizer
+from regard_lab.tasks import CopyConfig, RecallConfig, TextConfig, build_task
 
 
 @pytest.mark.parametrize(
@@ -48,5 +48,5 @@ def test_unknown_split() -> None:
 
 
 def test_configurations_import_neither_numpy_nor_tokenizers() -> None:
-    code = "import sys, regard.tasks; assert not {'numpy', 'tokenizers', 'torch', 'jaxtyping'} & set(sys.modules)"
+    code = "import sys, regard_lab.tasks; assert not {'numpy', 'tokenizers', 'torch', 'jaxtyping'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

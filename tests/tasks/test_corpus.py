@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.errors import ConfigError, DataError
-from regard.tasks import TextConfig, build_task
-from regard.tasks.corpus import Corpus, Streamed, open_corpus
+from regard.core.errors import ConfigError, DataError
+from regard_lab.tasks import TextConfig, build_task
+from regard_lab.tasks.corpus import Corpus, Streamed, open_corpus
 
 
 def texts(path: Path | str, **options: object) -> list[str]:

@@ -4,8 +4,8 @@ import ast
 
 import pytest
 
-from regard.errors import ConfigError
-from regard.tasks.functions import functions, versions
+from regard.core.errors import ConfigError
+from regard_lab.tasks.functions import functions, versions
 
 
 def test_functions_are_real_and_stand_alone():

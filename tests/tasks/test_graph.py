@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import regard
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
 from regard.models.encoder_config import EncoderConfig
 from regard.patterns import parse
-from regard.tasks import IGNORE, GraphConfig, GraphTask, build_task
-from regard.training import TrainingConfig, network
-from regard.training.config import RunConfig
+from regard_lab.tasks import IGNORE, GraphConfig, GraphTask, build_task
+from regard_lab.training import TrainingConfig, network
+from regard_lab.training.config import RunConfig
 
 
 def test_classes_are_of_equal_size_and_a_number_says_nothing_of_a_class() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from regard.errors import ConfigError, DataError
-from regard.tasks import ClassificationConfig, build_task, has_text
-from regard.tasks.labelled import read_labelled
+from regard.core.errors import ConfigError, DataError
+from regard_lab.tasks import ClassificationConfig, build_task, has_text
+from regard_lab.tasks.labelled import read_labelled
 
 GOOD, BAD = [f"a good day, {at}" for at in range(40)], [f"a bad\nday {at}" for at in range(40)]
 ROWS = [row for pair in zip(((text, "good") for text in GOOD), ((text, "bad") for text in BAD)) for row in pair]  # noqa: B905

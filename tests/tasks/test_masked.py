@@ -3,8 +3,8 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from regard.errors import ConfigError
-from regard.tasks import IGNORE, MaskedConfig, MaskedTask, Redrawn, TextConfig, build_task
+from regard.core.errors import ConfigError
+from regard_lab.tasks import IGNORE, MaskedConfig, MaskedTask, Redrawn, TextConfig, build_task
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from regard import Heads, build
-from regard.errors import ConfigError, DataError, ShapeError
-from regard.tasks import ImagesConfig, ImagesTask, SuperResolutionConfig, SuperResolutionTask, build_task
-from regard.tasks.pixels import Grid, reduced, sources, without_shape
-from regard.tasks.scoring import image_rows
+from regard.core.errors import ConfigError, DataError, ShapeError
+from regard_lab.tasks import ImagesConfig, ImagesTask, SuperResolutionConfig, SuperResolutionTask, build_task
+from regard_lab.tasks.pixels import Grid, reduced, sources, without_shape
+from regard_lab.tasks.scoring import image_rows
 
 
 def drawn(count: int, *shape: int, seed: int = 0) -> np.ndarray:

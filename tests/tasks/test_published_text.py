@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from regard.errors import CheckpointError, ConfigError, DataError, UnsafeFileError
-from regard.tasks import (
+from regard.core.errors import CheckpointError, ConfigError, DataError, UnsafeFileError
+from regard.text import pretrained_tokenizer
+from regard.text.pretrained_tokenizer import PretrainedTokenizer, model_of
+from regard.text.tokenizer import load_tokenizer, tokenizer_from_json
+from regard_lab.tasks import (
     IGNORE,
     ClassificationConfig,
     MaskedConfig,
@@ -17,13 +20,9 @@ from regard.tasks import (
     TextTask,
     TranslationConfig,
     build_task,
-    load_tokenizer,
     ngram_bits_per_byte,
-    pretrained_tokenizer,
     xz_bits_per_byte,
 )
-from regard.tasks.pretrained_tokenizer import PretrainedTokenizer, model_of
-from regard.tasks.tokenizer import tokenizer_from_json
 
 LINES = [f"The moon is {at}: 明月 né, and {at * 7919} follows.\n" for at in range(60)]
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from regard.tasks import IGNORE, CopyConfig, RecallConfig, build_task, minimal_length
+from regard_lab.tasks import IGNORE, CopyConfig, RecallConfig, build_task, minimal_length
 
 GOLDEN = RecallConfig(vocab_size=12, length=16, num_pairs=2, num_examples=3000, num_held_out=500)
 SLOTS = (16 - 2 * 2) // 2

@@ -6,11 +6,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from regard.errors import UnsupportedError
-from regard.tasks import MaskedConfig, build_task
-from regard.tasks.base import IGNORE
-from regard.tasks.scoring import classification_rows, library, masked_rows, translation_rows
-from regard.tasks.translation import Pair
+from regard.core.errors import UnsupportedError
+from regard_lab.tasks import MaskedConfig, build_task
+from regard_lab.tasks.base import IGNORE
+from regard_lab.tasks.scoring import classification_rows, library, masked_rows, translation_rows
+from regard_lab.tasks.translation import Pair
 
 
 def chrf(hypotheses: list[str], references: list[str]) -> float:

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from regard.tasks.sentences import in_front, sentence_numbers
-from regard.tasks.tokenizer import ByteTokenizer, build_tokenizer
+from regard.text.tokenizer import ByteTokenizer, build_tokenizer
+from regard_lab.tasks.sentences import in_front, sentence_numbers
 
 TEXT = 'He said "No." Then?\n\nNothing! At 3.14 it ended...  "好。" 不！完'
 

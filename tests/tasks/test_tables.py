@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from regard.errors import DataError, UnsupportedError
-from regard.tasks.tables import rows, text_in
+from regard.core.errors import DataError, UnsupportedError
+from regard_lab.tasks.tables import rows, text_in
 
 COLUMNS = {"text": "--task.field"}
 

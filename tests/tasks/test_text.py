@@ -19,12 +19,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.errors import DataError, ResourceError
-from regard.tasks import IGNORE, TextConfig, TextTask, build_task
-from regard.tasks.text import Windows
-from regard.tasks.token_files import Tokens, cache_folder, token_files
-from regard.tasks.tokenizer import BpeTokenizer, ByteTokenizer, load_tokenizer
-from regard.writing import locked
+from regard.core.errors import DataError, ResourceError
+from regard.files.writing import locked
+from regard.text.tokenizer import BpeTokenizer, ByteTokenizer, load_tokenizer
+from regard_lab.tasks import IGNORE, TextConfig, TextTask, build_task
+from regard_lab.tasks.text import Windows
+from regard_lab.tasks.token_files import Tokens, cache_folder, token_files
 
 SPLITS = ("train", "valid", "test")
 
@@ -142,7 +142,7 @@ def test_token_files_are_mapped_and_written_once(poems: Path, tmp_path: Path, mo
     first = build_task(config)
     assert isinstance(first.examples("train").tokens.ids, np.memmap)
     assert not first.examples("train").tokens.ids.flags.writeable
-    monkeypatch.setattr("regard.tasks.text._read", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr("regard_lab.tasks.text._read", lambda *_: pytest.fail("read again"))
     again = build_task(config)
     assert again.fingerprint == first.fingerprint
     for one, other in zip(first.examples("test"), again.examples("test"), strict=True):
@@ -306,7 +306,7 @@ def test_token_files_of_an_earlier_version_are_written_anew(
 ) -> None:
     config = TextConfig(corpus=str(poems), length=16, cache=str(tmp_path / "cache"))
     with monkeypatch.context() as earlier:
-        earlier.setattr("regard.tasks.text._FILES", "")
+        earlier.setattr("regard_lab.tasks.text._FILES", "")
         before = build_task(config)
         (old,) = (tmp_path / "cache").iterdir()
         (old / "manifest.json").unlink()
@@ -347,7 +347,7 @@ def test_too_little_text_says_how_much_is_missing(poems: Path, tmp_path: Path) -
 
 CHILD = """
 import sys
-from regard.tasks import TextConfig, TextTask, ngram_bits_per_byte
+from regard_lab.tasks import TextConfig, TextTask, ngram_bits_per_byte
 import tokenizers
 def peak():
     return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM"))
@@ -381,7 +381,7 @@ def test_long_work_says_how_far_it_is(
     poems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = count(step=11)
-    monkeypatch.setattr("regard.tasks.ticking.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("regard_lab.tasks.ticking.time.monotonic", lambda: next(clock))
     build_task(TextConfig(corpus=str(poems), length=16, cache=str(tmp_path / "cache")))
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) >= 40

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from regard.errors import DataError
-from regard.tasks import TextConfig, text_files
-from regard.tasks.corpus import open_corpus
-from regard.tasks.text_files import chunks, documents, lines
+from regard.core.errors import DataError
+from regard_lab.tasks import TextConfig, text_files
+from regard_lab.tasks.corpus import open_corpus
+from regard_lab.tasks.text_files import chunks, documents, lines
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 LETTERS = st.text(st.sampled_from("ab|é中\n\ufeff"), max_size=40)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from regard.errors import CheckpointError, ConfigError, DataError, InputError, ResourceError
-from regard.tasks import tokenizer as tokenizing
-from regard.tasks.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer, ends_of_words, load_tokenizer
+from regard.core.errors import CheckpointError, ConfigError, DataError, InputError, ResourceError
+from regard.text import tokenizer as tokenizing
+from regard.text.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer, ends_of_words, load_tokenizer
 
 SAMPLE = "明月几时有？把酒问青天。 不知天上宫阙，今夕是何年。 The state of the union is strong, né? 🙂 \r\n\t"
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60)

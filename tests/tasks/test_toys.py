@@ -4,8 +4,8 @@ import hashlib
 
 import numpy as np
 
-from regard.tasks import ClassificationConfig, ImagesConfig, SuperResolutionConfig, build_task
-from regard.tasks.toys import SHAPES, toy_images
+from regard_lab.tasks import ClassificationConfig, ImagesConfig, SuperResolutionConfig, build_task
+from regard_lab.tasks.toys import SHAPES, toy_images
 
 
 def test_they_are_always_the_same_and_said_to_be_toys(caplog):

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from regard.errors import ConfigError, DataError
-from regard.tasks import TranslationConfig, build_task
-from regard.tasks.translation import BOOKS, HELD_OUT, TranslationTask
+from regard.core.errors import ConfigError, DataError
+from regard_lab.tasks import TranslationConfig, build_task
+from regard_lab.tasks.translation import BOOKS, HELD_OUT, TranslationTask
 
 BYTES = TranslationConfig(tokenizer="bytes", length=400)
 OPENINGS = {

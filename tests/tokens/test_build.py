@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from regard.errors import ConfigError, DataError, LimitError, ResourceError
-from regard.tasks import TextConfig, build_task
-from regard.tasks.base import SPLITS
-from regard.tasks.token_store import STORE, TokenStore
-from regard.tasks.tokenizer import BpeTokenizer, ByteTokenizer
-from regard.tokens import build, texts
-from regard.tokens.build import Reading, _sample
-from regard.tokens.plan import plan
-from regard.training.files import locked_folder
+from regard.core.errors import ConfigError, DataError, LimitError, ResourceError
+from regard.files.folders import locked_folder
+from regard.text.tokenizer import BpeTokenizer, ByteTokenizer
+from regard_lab.tasks import TextConfig, build_task
+from regard_lab.tasks.base import SPLITS
+from regard_lab.tasks.token_store import STORE, TokenStore
+from regard_lab.tokens import build, texts
+from regard_lab.tokens.build import Reading, _sample
+from regard_lab.tokens.plan import plan
 from tests.tokens.conftest import contents, write
 
 SOURCE = str(Path(__file__).parents[2] / "src")
@@ -59,9 +59,9 @@ def test_as_many_processes_as_one_likes_give_the_same_bits(corpus, tmp_path):
 
 def test_windows_are_those_of_text_in_memory(corpus, tmp_path, monkeypatch):
     """The same documents in the same order: example by example what `Windows` gives."""
-    from regard.tasks import stored_windows
-    from regard.tasks.text import Windows
-    from regard.tasks.token_files import Tokens
+    from regard_lab.tasks import stored_windows
+    from regard_lab.tasks.text import Windows
+    from regard_lab.tasks.token_files import Tokens
 
     store = build(corpus, tmp_path / "store", holdout=0.1, tokenizer="bpe", vocab_size=300, **KINDS)
     for split in SPLITS:
@@ -84,7 +84,7 @@ def test_windows_are_those_of_text_in_memory(corpus, tmp_path, monkeypatch):
 
 
 def test_units_of_a_bootstrap_are_bounded(corpus, tmp_path, monkeypatch):
-    from regard.tasks import stored_windows
+    from regard_lab.tasks import stored_windows
 
     monkeypatch.setattr(stored_windows, "MOST_UNITS", 7)
     build(corpus, tmp_path / "store", **KINDS)
@@ -95,7 +95,7 @@ def test_units_of_a_bootstrap_are_bounded(corpus, tmp_path, monkeypatch):
 
 SCRIPT = """
 import sys
-from regard.tokens import build
+from regard_lab.tokens import build
 if __name__ == "__main__":
     build(sys.argv[1], sys.argv[2], processes=2, separator="||", shard_bytes=4000)
 """
@@ -277,7 +277,7 @@ def test_what_cannot_be_read_is_named(corpus, tmp_path, monkeypatch):
 def test_published_tokenizers_tell_the_bytes_of_every_token(corpus, tmp_path):
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    from regard.tasks.pretrained_tokenizer import PretrainedTokenizer
+    from regard.text.pretrained_tokenizer import PretrainedTokenizer
 
     model = Tokenizer(models.WordLevel({"?": 0, "one": 1, "two": 2, "stop": 3, ".": 4}, "?"))
     model.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from regard import checksums
-from regard.checksums import Entry
-from regard.errors import ConfigError, DataError
-from regard.tasks import TextConfig, build_task, token_store
-from regard.tasks.base import SPLITS
-from regard.tasks.token_store import BLOCK_BYTES, KINDS, STORE, Amount, Facts, Shard, TokenStore, token_kind
-from regard.tasks.tokenizer import ByteTokenizer
-from regard.tokens import build
-from regard.training.data_order import DataOrder
+from regard.core.errors import ConfigError, DataError
+from regard.files import checksums
+from regard.files.checksums import Entry
+from regard.text.tokenizer import ByteTokenizer
+from regard_lab.tasks import TextConfig, build_task, token_store
+from regard_lab.tasks.base import SPLITS
+from regard_lab.tasks.token_store import BLOCK_BYTES, KINDS, STORE, Amount, Facts, Shard, TokenStore, token_kind
+from regard_lab.tokens import build
+from regard_lab.training.data_order import DataOrder
 from tests.tokens.conftest import write
 
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from regard.models import EncoderConfig, EncoderDecoderConfig
 from regard.models.config import ModelConfig
-from regard.tasks import ClassificationConfig, MaskedConfig, RecallConfig, TranslationConfig
-from regard.tasks.base import IGNORE, Example, Split, Task
-from regard.training import RunConfig, TrainingConfig
+from regard_lab.tasks import ClassificationConfig, MaskedConfig, RecallConfig, TranslationConfig
+from regard_lab.tasks.base import IGNORE, Example, Split, Task
+from regard_lab.training import RunConfig, TrainingConfig
 
 
 @pytest.fixture

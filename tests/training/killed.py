@@ -5,14 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import campaign
+import evidence
 import regard
 
 PROGRAM = Path(__file__).with_name("killed_run.py")
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:
-    source = os.pathsep.join(str(Path(package.__file__).parents[1]) for package in (regard, campaign))
+    source = os.pathsep.join(str(Path(package.__file__).parents[1]) for package in (regard, evidence))
     environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(PROGRAM), *map(str, arguments)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

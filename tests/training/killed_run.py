@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from campaign import injected
-from regard.training import toml, train
+from evidence.campaign import injected
+from regard_lab.training import toml, train
 
 
 def child(

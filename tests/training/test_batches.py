@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from regard.errors import InputError
+from regard.core.errors import InputError
 from regard.models import Classifier, Encoder, EncoderConfig, EncoderDecoder, EncoderDecoderConfig
-from regard.tasks.base import IGNORE, Example
-from regard.training.batches import collate
+from regard_lab.tasks.base import IGNORE, Example
+from regard_lab.training.batches import collate
 
 
 @dataclass

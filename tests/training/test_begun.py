@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from regard.cli.main import main
-from regard.errors import CheckpointError, ConfigError, ResourceError, UnsafeFileError
-from regard.training import TrainingConfig, load, new_run, resume, train
-from regard.training.interruption import locked
+from regard.core.errors import CheckpointError, ConfigError, ResourceError, UnsafeFileError
+from regard_lab.training import TrainingConfig, load, new_run, resume, train
+from regard_lab.training.interruption import locked
 
 
 def everything(folder: Path) -> dict[Path, bytes]:

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from regard.errors import CheckpointError, ConfigError
+from regard.core.errors import CheckpointError, ConfigError
 from regard.models import LanguageModel, ModelConfig, presets
-from regard.tasks import CopyConfig, TextConfig, build_task
-from regard.tasks.text import Windows
-from regard.tasks.token_files import Tokens
-from regard.tasks.tokenizer import ByteTokenizer
-from regard.training import RunConfig, TrainingConfig, evaluate, load, resume, toml, train
-from regard.training.batches import Batch
-from regard.training.carried import Carrying, Lanes, whole_documents
-from regard.training.checkpoint import newest
-from regard.training.config import Stage
+from regard.text.tokenizer import ByteTokenizer
+from regard_lab.tasks import CopyConfig, TextConfig, build_task
+from regard_lab.tasks.text import Windows
+from regard_lab.tasks.token_files import Tokens
+from regard_lab.training import RunConfig, TrainingConfig, evaluate, load, resume, toml, train
+from regard_lab.training.batches import Batch
+from regard_lab.training.carried import Carrying, Lanes, whole_documents
+from regard_lab.training.checkpoint import newest
+from regard_lab.training.config import Stage
 from tests.training.killed import fates, start
 
 WINDOW, SEGMENT, KEPT = 12, 6, 512

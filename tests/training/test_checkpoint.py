@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from regard.errors import CheckpointError, ResourceError
+from regard.core.errors import CheckpointError, ResourceError
+from regard.files import folders as files
 from regard.models import LanguageModel, ModelConfig
-from regard.training import checkpoint, files, random_states
-from regard.training.checkpoint import Progress
-from regard.training.optimizer import adamw, set_rate
+from regard_lab.training import checkpoint, random_states
+from regard_lab.training.checkpoint import Progress
+from regard_lab.training.optimizer import adamw, set_rate
 
 CPU = torch.device("cpu")
 FILES = ("model.safetensors", "optimizer.safetensors", "rng.safetensors", "progress.json", "manifest.json")

@@ -3,8 +3,8 @@ import hashlib
 import numpy as np
 import pytest
 
-from regard.errors import DataError
-from regard.training.data_order import DataOrder, Shuffle, permutation
+from regard.core.errors import DataError
+from regard_lab.training.data_order import DataOrder, Shuffle, permutation
 
 
 def literal(seed: int, epoch: int, count: int) -> list[int]:

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from regard.errors import DataError, InputError
-from regard.tasks.base import IGNORE, Example
-from regard.training.batches import collate
-from regard.training.evaluation import measure, score
+from regard.core.errors import DataError, InputError
+from regard_lab.tasks.base import IGNORE, Example
+from regard_lab.training.batches import collate
+from regard_lab.training.evaluation import measure, score
 
 
 def by_hand(model, examples) -> dict[int, list[float]]:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from regard.cli.main import main
-from regard.errors import CheckpointError
-from regard.training import begun, checkpoint, load, resume, train
+from regard.core.errors import CheckpointError
+from regard_lab.training import begun, checkpoint, load, resume, train
 
 
 @pytest.fixture

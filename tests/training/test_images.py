@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from regard.errors import CheckpointError, ConfigError, ShapeError
+from regard.core.errors import CheckpointError, ConfigError, ShapeError
 from regard.models import EncoderDecoder, EncoderDecoderConfig, LanguageModel, ModelConfig
-from regard.tasks import ImagesConfig, SuperResolutionConfig, build_task
-from regard.tasks.pixels import reduced
-from regard.training import Interrupted, RunConfig, TrainingConfig, evaluate, load, train
-from regard.training.checkpoint import newest
-from regard.training.config import Stage
-from regard.training.run import fitted
+from regard_lab.tasks import ImagesConfig, SuperResolutionConfig, build_task
+from regard_lab.tasks.pixels import reduced
+from regard_lab.training import Interrupted, RunConfig, TrainingConfig, evaluate, load, train
+from regard_lab.training.checkpoint import newest
+from regard_lab.training.config import Stage
+from regard_lab.training.run import fitted
 
 TINY = {"dim": 16, "heads": 2, "layers": 1}
 SHORT = TrainingConfig(steps=4, batch_size=4, warmup=1, evaluate_every=2, checkpoint_every=2, threads=1)

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
 from regard.layer import AttentionLayer
 from regard.models import LanguageModel, ModelConfig
 from regard.models.generate import generate
-from regard.tasks import CopyConfig, ImagesConfig, TextConfig
-from regard.training import RunConfig, TrainingConfig, evaluate, load, resume, toml, train
-from regard.training.config import Stage
+from regard_lab.tasks import CopyConfig, ImagesConfig, TextConfig
+from regard_lab.training import RunConfig, TrainingConfig, evaluate, load, resume, toml, train
+from regard_lab.training.config import Stage
 
 WINDOW, SEGMENT, KEPT = 32, 8, 64
 

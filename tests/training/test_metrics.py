@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.checksums import sealed
-from regard.errors import CheckpointError, ConfigError, ResourceError
-from regard.training import metrics
-from regard.training.metrics import Interval, MetricsLog, Stopwatch
+from regard.core.errors import CheckpointError, ConfigError, ResourceError
+from regard.files.checksums import sealed
+from regard_lab.training import metrics
+from regard_lab.training.metrics import Interval, MetricsLog, Stopwatch
 
 
 def test_lines_after_the_offset_are_cut_off(tmp_path):

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from regard.errors import ConfigError, UnsupportedError
+from regard.core.errors import ConfigError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig
-from regard.tasks import TextConfig, build_task
-from regard.training import RunConfig, Trainer, TrainingConfig, evaluate, resume, toml, train
-from regard.training.checkpoint import newest
-from regard.training.only import learning
-from regard.training.ranks import Ranks
+from regard_lab.tasks import TextConfig, build_task
+from regard_lab.training import RunConfig, Trainer, TrainingConfig, evaluate, resume, toml, train
+from regard_lab.training.checkpoint import newest
+from regard_lab.training.only import learning
+from regard_lab.training.ranks import Ranks
 
 SHAPE = {"dim": 16, "heads": 2, "layers": 3, "vocab_size": 20, "max_length": 12, "seed": 3}
 KINDS = {

@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch import nn
 
-from regard.info import Heads
+from regard.core.info import Heads
 from regard.models import LanguageModel, ModelConfig
 from regard.position import build_position
-from regard.training.optimizer import adamw, decayed, set_rate
+from regard_lab.training.optimizer import adamw, decayed, set_rate
 
 
 class Parts(nn.Module):

@@ -8,8 +8,8 @@ import torch
 
 from regard.models import Classifier, Encoder, EncoderConfig, EncoderDecoder, EncoderDecoderConfig, LanguageModel
 from regard.models.config import ModelConfig
-from regard.tasks.base import IGNORE, Example, Task
-from regard.training import Trainer, TrainingConfig
+from regard_lab.tasks.base import IGNORE, Example, Task
+from regard_lab.training import Trainer, TrainingConfig
 
 LENGTHS = (5, 12, 7, 9)
 """of the examples, and of their sources the other way round"""

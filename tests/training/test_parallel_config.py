@@ -1,8 +1,8 @@
 import pytest
 
-from regard.cli import train
-from regard.errors import ConfigError
-from regard.training import ParallelConfig
+from regard.core.errors import ConfigError
+from regard_lab.cli import train
+from regard_lab.training import ParallelConfig
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@ import io
 
 import pytest
 
-from regard.training import train
-from regard.training.progress import Display
+from regard_lab.training import train
+from regard_lab.training.progress import Display
 
 
 class Terminal(io.StringIO):
@@ -53,7 +53,7 @@ def test_bits_per_byte_where_there_are_bytes():
 
 def test_time_left(monkeypatch):
     clock = iter([100.0, 103.0, 106.0])
-    monkeypatch.setattr("regard.training.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("regard_lab.training.progress.time.monotonic", lambda: next(clock))
     stream = io.StringIO()
     display = Display(stream=stream)
     for step in (41, 42, 43):
@@ -66,7 +66,7 @@ def test_time_left(monkeypatch):
 def test_a_long_evaluation_says_how_far_it_is(monkeypatch):
     """As of the weights that a run starts from, before any step: in the bar, or a line every ten seconds."""
     clock = iter([100.0, 110.0, 119.0])
-    monkeypatch.setattr("regard.training.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("regard_lab.training.progress.time.monotonic", lambda: next(clock))
     with Display(stream=(stream := io.StringIO())) as display:
         for done in (16, 32, 48):
             display({"kind": "evaluating", "step": 0, "done": done, "examples": 4000})

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from campaign import equal
-from regard.training import Interrupted, RunConfig, toml, train
-from regard.training.checkpoint import newest
-from regard.training.interruption import Signals
+from evidence.campaign import equal
+from regard_lab.training import Interrupted, RunConfig, toml, train
+from regard_lab.training.checkpoint import newest
+from regard_lab.training.interruption import Signals
 from tests.training.killed import fates, start
 
 
@@ -106,7 +106,7 @@ def test_a_killed_run_on_hidden_tokens(kinds, tmp_path):
 
 def test_masks_of_a_later_epoch_are_others(kinds, tmp_path, monkeypatch):
     """Otherwise the two tests above would not see masks that start from the first epoch again."""
-    from regard.training.data_order import DataOrder
+    from regard_lab.training.data_order import DataOrder
 
     train(kinds["masked"], tmp_path / "whole")
     monkeypatch.setattr(DataOrder, "epochs", lambda self, step: [0] * self.batch_size)
@@ -138,7 +138,7 @@ def test_a_signal_saves_and_leaves_with_its_code(small, tmp_path, received, code
 
 def test_a_signal_during_an_evaluation_does_not_wait_for_its_end(small, tmp_path, monkeypatch):
     """The checkpoint is saved before the evaluation, which the resumed run makes up for."""
-    import regard.training.trainer as trainer
+    import regard_lab.training.trainer as trainer
 
     score = trainer.score
     calls = []
@@ -160,7 +160,7 @@ def test_a_signal_during_an_evaluation_does_not_wait_for_its_end(small, tmp_path
 
 
 def test_a_checkpoint_saved_before_its_evaluation_is_saved_again_with_it(small, tmp_path, monkeypatch):
-    import regard.training.trainer as trainer
+    import regard_lab.training.trainer as trainer
 
     small = replace(small, training=replace(small.training, evaluate_every=4))
 
@@ -236,7 +236,7 @@ def _at(kind: str, step: int, act: Callable[[], None]) -> Callable[[dict[str, ob
 
 def test_the_small_run_uses_its_random_state(small: RunConfig, tmp_path):
     """Otherwise the tests above would not see a random state that is not restored."""
-    from regard.training import random_states
+    from regard_lab.training import random_states
 
     with pytest.raises(Interrupted):
         train(small, tmp_path / "run", on_progress=_at("step", 7, lambda: signal.raise_signal(signal.SIGTERM)))

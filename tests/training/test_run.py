@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.errors import CheckpointError, ConfigError, ResourceError, UnsafeFileError
+from regard.core.errors import CheckpointError, ConfigError, ResourceError, UnsafeFileError
 from regard.models import LanguageModel, ModelConfig
-from regard.tasks import CopyConfig, RecallConfig, TextConfig, build_task
-from regard.training import RunConfig, TrainingConfig, evaluate, load, resume, toml, train
-from regard.training import checkpoint as checkpoints
+from regard_lab.tasks import CopyConfig, RecallConfig, TextConfig, build_task
+from regard_lab.training import RunConfig, TrainingConfig, evaluate, load, resume, toml, train
+from regard_lab.training import checkpoint as checkpoints
 
 
 @pytest.fixture

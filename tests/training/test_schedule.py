@@ -3,9 +3,9 @@ import math
 
 import pytest
 
-from regard.errors import ConfigError
-from regard.training.config import TrainingConfig
-from regard.training.schedule import learning_rate
+from regard.core.errors import ConfigError
+from regard_lab.training.config import TrainingConfig
+from regard_lab.training.schedule import learning_rate
 
 
 def test_warm_up_is_linear_and_ends_at_the_peak():

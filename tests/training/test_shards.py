@@ -6,7 +6,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from regard.training import shards
+from regard_lab.training import shards
 
 
 def shard(parts: dict[str, tuple[list[int], torch.Tensor]], places: object = None) -> bytes:

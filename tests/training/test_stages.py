@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
 from regard.models.config import ModelConfig
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
-from regard.tasks import RecallConfig, TextConfig, build_task
-from regard.tasks.text import TextTask
-from regard.tasks.tokenizer import ByteTokenizer
-from regard.training import RunConfig, TrainingConfig, load, resume, toml, train
-from regard.training.checkpoint import newest
-from regard.training.config import Stage
-from regard.training.schedule import learning_rate
-from regard.training.stages import Stages, model_of, number_at, trained_by
-from regard.training.trainer import Trainer
+from regard.text.tokenizer import ByteTokenizer
+from regard_lab.tasks import RecallConfig, TextConfig, build_task
+from regard_lab.tasks.text import TextTask
+from regard_lab.training import RunConfig, TrainingConfig, load, resume, toml, train
+from regard_lab.training.checkpoint import newest
+from regard_lab.training.config import Stage
+from regard_lab.training.schedule import learning_rate
+from regard_lab.training.stages import Stages, model_of, number_at, trained_by
+from regard_lab.training.trainer import Trainer
 
 STAGES = (
     Stage(steps=3, window=1, length=8),

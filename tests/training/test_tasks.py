@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import regard
-from regard.errors import CheckpointError, ConfigError, InputError, LimitError, ShapeError, UnsupportedError
+from regard.core.errors import CheckpointError, ConfigError, InputError, LimitError, ShapeError, UnsupportedError
 from regard.models import Classifier, EncoderConfig, EncoderDecoder, EncoderDecoderConfig, MaskedLanguageModel
-from regard.tasks import ClassificationConfig, TranslationConfig, build_task
-from regard.training import RunConfig, TrainingConfig, evaluate, load, toml, train
+from regard_lab.tasks import ClassificationConfig, TranslationConfig, build_task
+from regard_lab.training import RunConfig, TrainingConfig, evaluate, load, toml, train
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_a_run_is_what_was_asked_for_and_loads(kinds, tmp_path, name):
 
 
 def test_what_the_task_decides_of_the_model(kinds):
-    from regard.training.run import fitted
+    from regard_lab.training.run import fitted
 
     found = {name: fitted(config, build_task(config.task)).model for name, config in kinds.items()}
     assert (found["images"].vocab_size, found["images"].input_dim) == (0, 16)
@@ -222,7 +222,8 @@ def test_the_package_does_not_import_the_libraries_of_metrics():
     import sys
 
     source = Path(regard.__file__).parents[1]
-    code = f"import sys; sys.path.insert(0, {str(source)!r}); import regard.training.run; import regard.cli.evaluate; "
+    code = f"import sys; sys.path.insert(0, {str(source)!r}); "
+    code += "import regard_lab.training.run; import regard_lab.cli.evaluate; "
     code += "sys.exit('sacrebleu' in sys.modules or 'sklearn' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

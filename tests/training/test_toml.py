@@ -4,19 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
 from regard.models.config import ModelConfig
 from regard.models.encoder_config import EncoderConfig
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
-from regard.tasks import (
-    ClassificationConfig,
-    CopyConfig,
-    MaskedConfig,
-    RecallConfig,
-    TextConfig,
-    TranslationConfig,
-)
-from regard.training import RunConfig, TrainingConfig, toml
+from regard_lab.tasks import ClassificationConfig, CopyConfig, MaskedConfig, RecallConfig, TextConfig, TranslationConfig
+from regard_lab.training import RunConfig, TrainingConfig, toml
 
 ODD = 'a "quoted" \\ path\twith \x7f 宋词 and 🙂\n'
 
@@ -167,8 +160,8 @@ def test_the_configuration_reads_without_torch():
 
     source = Path(toml.__file__).parents[2]
     code = (
-        f"import sys; sys.path.insert(0, {str(source)!r}); import regard.training.toml as t; t.layer(t.RunConfig()); "
-        "sys.exit('torch' in sys.modules)"
+        f"import sys; sys.path.insert(0, {str(source)!r}); import regard_lab.training.toml as t; "
+        "t.layer(t.RunConfig()); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

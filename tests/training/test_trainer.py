@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.errors import CheckpointError, ConfigError, NumericsError, ResourceError, UnsupportedError
+from regard.core.device import chosen_device
+from regard.core.errors import CheckpointError, ConfigError, NumericsError, ResourceError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig
-from regard.tasks import CopyConfig, build_task
-from regard.tasks.base import IGNORE
-from regard.training import Trainer, TrainingConfig
-from regard.training.checkpoint import load, newest, paths
-from regard.training.data_order import DataOrder
-from regard.training.device import chosen_device
+from regard_lab.tasks import CopyConfig, build_task
+from regard_lab.tasks.base import IGNORE
+from regard_lab.training import Trainer, TrainingConfig
+from regard_lab.training.checkpoint import load, newest, paths
+from regard_lab.training.data_order import DataOrder
 
 # AdamW divides by the size of the gradient: with a tiny epsilon, elements whose gradient nearly cancels lose digits.
 EPSILON = 1e-2
@@ -288,7 +288,7 @@ def test_other_data_are_refused(lookup, pairs, tmp_path):
 
 
 def test_a_run_is_trained_by_one_process_at_a_time(lookup, pairs, tmp_path):
-    from regard.training.interruption import locked
+    from regard_lab.training.interruption import locked
 
     with locked(tmp_path), pytest.raises(ResourceError, match="another process"):
         fit(lookup(11), pairs(), QUIET, tmp_path)

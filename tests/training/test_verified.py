@@ -10,11 +10,12 @@ import pytest
 import safetensors.torch
 import torch
 
-from regard.errors import CheckpointError, ConfigError, ResourceError, UnsafeFileError
+from regard.core.errors import CheckpointError, ConfigError, ResourceError, UnsafeFileError
+from regard.files import folders as files
 from regard.models import LanguageModel, ModelConfig
-from regard.training import checkpoint, files, load, metrics, random_states, resume, train
-from regard.training.checkpoint import Progress
-from regard.training.optimizer import adamw, set_rate
+from regard_lab.training import checkpoint, load, metrics, random_states, resume, train
+from regard_lab.training.checkpoint import Progress
+from regard_lab.training.optimizer import adamw, set_rate
 
 CPU = torch.device("cpu")
 MATRIX = "blocks.0.attention.projections.query.weight"

@@ -1,62 +1,18 @@
-"""Machine output on stdout, everything else on stderr."""
+"""Machine output on stdout, everything else on stderr; tables of plain text."""
 
-import io
 import json
+import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from types import ModuleType
+import textwrap
+from collections.abc import Sequence
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from regard.core.errors import printable
 
-from regard.errors import InputError, NumericsError, printable
-from regard.writing import require_target
-
-
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        """Nobody reads any more. rich would exit with 1, which means a bug here; `main` knows what it is."""
-        raise BrokenPipeError
-
-    def print(self, *objects: Any, **options: Any) -> None:
-        super().print(*(printable(each) if isinstance(each, str) else each for each in objects), **options)
-
-
-def given(text: str) -> str:
-    """A text of the command line, or of standard input where that is -.
-
-    Raises:
-        InputError: standard input is not UTF-8.
-    """
-    if text != "-":
-        return text
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
-    try:
-        return sys.stdin.read()
-    except UnicodeDecodeError as error:
-        raise InputError(f"standard input is not UTF-8 at byte {error.start}: {error.reason}; convert it") from None
-
-
-@contextmanager
-def weights_of(place: str) -> Iterator[None]:
-    """Name where weights came from in an error that says that they diverged."""
-    try:
-        yield
-    except NumericsError as error:
-        if place in str(error):
-            raise
-        raise NumericsError(f"{place}: {error}") from error
-
-
-def emit(payload: Any) -> None:
-    """One JSON document on stdout."""
-    sys.stdout.write(as_json(payload, indent=2) + "\n")
+_WIDTH = 160
+"""columns of a line where there is no terminal"""
+_NARROWEST = 10
+"""columns that a column of a table keeps"""
 
 
 def as_json(payload: Any, indent: int | None = None) -> str:
@@ -64,58 +20,47 @@ def as_json(payload: Any, indent: int | None = None) -> str:
     return printable(json.dumps(payload, ensure_ascii=False, indent=indent))
 
 
-def write(text: str) -> None:
-    """Write a text of a model to stdout at once: verbatim, but on a terminal, where control characters are escaped."""
-    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
-    sys.stdout.flush()
-
-
-def will_write(out: str | None, *names: str, folder: bool = False, new: bool = False) -> None:
-    """`require_target` of an --out, or of files in that folder; None writes nothing."""
-    if out is not None:
-        for name in names or ("",):
-            require_target(Path(out, name), folder=folder, new=new)
-
-
-def finish(results: Mapping[str, Any], options: Any, page: ModuleType | None = None) -> None:
-    """Write results.json, and the page of a module of `regard.report`, into --out; with --json, print the results."""
-    if options.out is not None:
-        from regard.training.files import write_json
-
-        path = Path(options.out, "results.json")
-        write_json(path, results)
-        if page is not None:
-            path = path.with_name(f"{page.__name__.rpartition('.')[2]}.html")
-            page.write(results, path)
-        console(machine=options.json).print(f"Every number: {path}", markup=False)
-    if options.json:
-        emit(results)
+def emit(payload: Any) -> None:
+    """One JSON document on stdout."""
+    sys.stdout.write(as_json(payload, indent=2) + "\n")
 
 
 def tell(line: str) -> None:
     """A line on stderr, if there is anything to say."""
     if line:
-        console(machine=True).print(line, markup=False)
+        say(line, machine=True)
 
 
-def console(*, machine: bool = False) -> Console:
-    """Where text goes: stdout, or stderr when stdout carries machine output."""
-    if sys.stdout is None or not sys.stdout.isatty():
-        return _Console(stderr=machine, width=160, highlight=False, soft_wrap=True)
-    return _Console(stderr=machine, highlight=False)
+def say(text: str, *, machine: bool = False) -> None:
+    """Text for a reader on stdout, or on stderr when stdout carries machine output."""
+    print(printable(text), file=sys.stderr if machine else sys.stdout)
 
 
-def table(*columns: str, rows: Sequence[Sequence[object]], title: str | None = None) -> Table:
-    """A plain table; numbers are right-aligned. All words are shown as they are: brackets are no markup."""
-    shown = None if title is None else _text(title)
-    built = Table(title=shown, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for at, column in enumerate(columns):
-        numeric = all(str(row[at]).replace(".", "").replace("-", "").replace(",", "").isdigit() for row in rows)
-        built.add_column(_text(column), justify="right" if rows and numeric else "left", overflow="fold")
-    for row in rows:
-        built.add_row(*map(_text, row))
-    return built
+def table(*columns: str, rows: Sequence[Sequence[object]], title: str | None = None) -> str:
+    """A table whose widest columns are wrapped until it fits the terminal; numbers are right-aligned."""
+    cells = [[printable(str(cell)) for cell in row] for row in rows]
+    room = shutil.get_terminal_size((_WIDTH, 0)).columns if sys.stdout and sys.stdout.isatty() else _WIDTH
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    while sum(widths) + 2 * len(widths) > room and max(widths) > _NARROWEST:
+        widths[widths.index(max(widths))] -= 1
+    right = [
+        bool(column) and all(cell.replace(".", "").replace("-", "").replace(",", "").isdigit() for cell in column)
+        for column in (list(column) for column in zip(*cells, strict=True))
+    ] or [False] * len(columns)
 
+    def lines(row: Sequence[str]) -> list[str]:
+        parts = [textwrap.wrap(cell, width) or [""] for cell, width in zip(row, widths, strict=True)]
+        height = max(map(len, parts))
+        shown = [
+            "  ".join(
+                cell.rjust(width) if numeric else cell.ljust(width)
+                for cell, width, numeric in zip(line, widths, right, strict=True)
+            )
+            for line in zip(*(part + [""] * (height - len(part)) for part in parts), strict=True)
+        ]
+        return [line.rstrip() for line in shown]
 
-def _text(cell: object) -> Text:
-    return Text(printable(str(cell)))
+    rule = "-" * min(room, sum(widths) + 2 * len(widths) - 2)
+    return "\n".join(
+        [*([title] if title else []), *lines(columns), rule, *(line for row in cells for line in lines(row))]
+    )

@@ -7,9 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-import tyro
-
 from regard.cli._kinds import KINDS, names
+from regard.cli._options import words
 
 _BASH = """_regard() {{
     local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} names='{names}' options='' found=''
@@ -40,21 +39,21 @@ _SCRIPTS = {
 class Options:
     """The shell."""
 
-    shell: tyro.conf.Positional[Literal["bash", "zsh", "fish"]]
+    shell: Literal["bash", "zsh", "fish"] = words()
     """bash and zsh: eval "$(regard completion bash)" in ~/.bashrc or ~/.zshrc; fish: regard completion fish >
     ~/.config/fish/completions/regard.fish"""
 
 
 def run(options: Options) -> int:
     """Print the script."""
-    from regard.cli.main import main, verbs
+    from regard.cli.main import known, main, verbs
 
     script, case = _SCRIPTS[options.shell]
     cases: list[str] = []
     for verb in verbs():
         with contextlib.redirect_stdout(io.StringIO()) as out:
             main([verb, "--help"])
-        takes = importlib.import_module(f"regard.cli.{verb}").Options.__dataclass_fields__
+        takes = importlib.import_module(f"{known()[verb].package}.{verb}").Options.__dataclass_fields__
         words = re.search(r"\[-h\] \{([\w,]+)\}", out.getvalue())
         found = words[1].replace(",", " ") if words else "$names" if {"specs", "names", "name"} & takes.keys() else ""
         flags = sorted(set(re.findall(r"(?<![\w-])--[a-z][\w.-]*\w", out.getvalue())))

@@ -10,8 +10,7 @@ import sys
 from dataclasses import dataclass
 
 from regard import __version__
-from regard.cli._options import Json
-from regard.cli._output import console, emit, table
+from regard.cli._output import emit, say, table
 
 OPTIONAL = {
     "tensorboard": "regard train --tensorboard",
@@ -25,7 +24,8 @@ GIB = 2**30
 class Options:
     """How to answer."""
 
-    json: Json = False
+    json: bool = False
+    """machine output on stdout"""
 
 
 def run(options: Options) -> int:
@@ -34,16 +34,15 @@ def run(options: Options) -> int:
     if options.json:
         emit(facts)
         return 0
-    screen = console()
     apart = ("optional", "extras")
-    screen.print(table("what", "found", rows=[(key, value) for key, value in facts.items() if key not in apart]))
+    say(table("what", "found", rows=[(key, value) for key, value in facts.items() if key not in apart]))
     extras = [
         (name, "installed" if not each["missing"] else "missing: " + ", ".join(each["missing"]), each["install"])
         for name, each in facts["extras"].items()
     ]
-    screen.print(table("extra", "state", "install it with", rows=extras))
+    say(table("extra", "state", "install it with", rows=extras))
     rows = [(name, entry["version"] or "not installed", entry["for"]) for name, entry in facts["optional"].items()]
-    screen.print(table("optional package", "version", "what it is for", rows=rows))
+    say(table("optional package", "version", "what it is for", rows=rows))
     return 0
 
 

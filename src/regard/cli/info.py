@@ -1,18 +1,17 @@
 """Show facts, options and equation of a mechanism, position, memory, cache policy, block, depth or preset; or a run."""
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import tyro
-
 from regard import catalog, specs
-from regard.cli import _run_info
 from regard.cli._kinds import KINDS, MECHANISM, PACKAGES, PRESET, names
-from regard.cli._options import Json
-from regard.cli._output import console, emit, table, tell
-from regard.errors import ConfigError, nearest, unknown
+from regard.cli._options import words
+from regard.cli._output import emit, say, table, tell
+from regard.core.errors import ConfigError, nearest, unknown
 from regard.models import presets
 
 
@@ -20,14 +19,15 @@ from regard.models import presets
 class Options:
     """The entry to show."""
 
-    name: tyro.conf.Positional[str]
+    name: str = words()
     """a name from `regard list`, or words that a mechanism is known by, such as 'sliding window'; a specification such
     as 'linear(feature_map=relu)', `module:Class`, or `kind:name` for one of several that share a name, such as
     depth:fixed; or the folder of a run: what it was trained to, the spans of its heads and the guarantee of its
     exits"""
     trust: bool = False
     """a run may name its mechanism by import path, module:Class, which runs that module"""
-    json: Json = False
+    json: bool = False
+    """machine output on stdout"""
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,16 @@ class Entry:
 
 def run(options: Options) -> int:
     """Print what the catalog has of that name, or what a run is."""
-    if _run_info.is_run(options.name) and ("/" in options.name or not _catalogued(options.name)):
-        return _run_info.show(options.name, trust=options.trust, json=options.json)
+    is_run = (Path(options.name) / "config.toml").is_file()
+    if is_run and ("/" in options.name or not _catalogued(options.name)):
+        laboratory = importlib.import_module("regard_lab.run_info")
+        return laboratory.show(options.name, trust=options.trust, json=options.json)
     first, slash, _ = options.name.partition("/")
     if slash and not _catalogued(f"{MECHANISM}:{first.strip()}"):  # linear / softmax are layers, runs/softmax are not
         raise ConfigError(
             f"{options.name} is not a run: it has no config.toml; give the folder of one, or a name of regard list"
         )
-    if _run_info.is_run(options.name):
+    if is_run:
         tell(f"There is a run {options.name} too: regard info ./{options.name}")
     if options.trust:
         raise ConfigError(f"--trust is for runs, and {options.name!r} is none; leave it out")
@@ -74,8 +76,7 @@ def run(options: Options) -> int:
 
 
 def _show(entry: Entry, *, first: bool) -> None:
-    screen = console()
-    screen.print(f"{'' if first else chr(10)}{entry.kind} {entry.name}\n\n{entry.described}", markup=False)
+    say(f"{'' if first else chr(10)}{entry.kind} {entry.name}\n\n{entry.described}")
     explained = any("meaning" in option for option in entry.options.values())
     rows = [
         (key, option["type"], repr(option["default"]), *([option.get("meaning", "")] if explained else []))
@@ -83,10 +84,10 @@ def _show(entry: Entry, *, first: bool) -> None:
     ]
     if rows:
         titles = ("option", "type", "default", *(["meaning"] if explained else []))
-        screen.print(table(*titles, rows=rows, title="\nOptions"))
+        say(table(*titles, rows=rows, title="\nOptions"))
     if entry.facts:
         lines = [(key, _plain(value)) for key, value in entry.facts.items()]
-        screen.print(table("fact", "value", rows=lines, title="\nFacts"))
+        say(table("fact", "value", rows=lines, title="\nFacts"))
 
 
 def find(text: str) -> list[tuple[str, str]]:
@@ -131,7 +132,7 @@ def _mechanism(spec: str) -> Entry:
 
 
 def _part(kind: str, spec: str) -> Entry:
-    from regard.options import Configured
+    from regard.core.options import Configured
 
     parsed = specs.parse(spec)
     name, label = parsed.name, f"{kind} {parsed.name}"
@@ -160,7 +161,7 @@ def _plain(value: object) -> object:
 
 def _options(function: Callable[..., object], given: Mapping[str, object]) -> dict[str, dict[str, object]]:
     """The keyword-only arguments, with the values that are given for them."""
-    from regard.option_text import meanings, type_text
+    from regard.core.option_text import meanings, type_text
 
     arguments = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
     options: dict[str, dict[str, object]] = {

@@ -2,25 +2,24 @@
 
 import fnmatch
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
-
-import tyro
+from typing import Any
 
 from regard import catalog
 from regard.cli._kinds import KINDS, MECHANISM, PLURALS, names
-from regard.cli._options import Json
-from regard.cli._output import console, emit, table, tell
+from regard.cli._options import words
+from regard.cli._output import emit, say, table, tell
 
 
 @dataclass(frozen=True)
 class Options:
     """The names to list."""
 
-    pattern: tyro.conf.Positional[str] = "*"
+    pattern: str = words("*")
     """shell-style pattern on the names, or words that mechanisms are known by, such as 'sliding window'"""
-    supports: Annotated[tuple[str, ...], tyro.conf.arg(metavar="CAPABILITY...")] = ()
+    supports: tuple[str, ...] = ()
     """only mechanisms with all of these: causal bidirectional cross key_mask bias marks state prefix dropout"""
-    json: Json = False
+    json: bool = False
+    """machine output on stdout"""
 
 
 def run(options: Options) -> int:
@@ -34,13 +33,12 @@ def run(options: Options) -> int:
     if options.json:
         emit({"mechanisms": {name: _facts(name) for name in mechanisms}, **others})
         return 0
-    screen = console()
     if mechanisms:
         columns = ("name", "family", "title", "time", "state", "supports")
-        screen.print(table(*columns, rows=[_row(name) for name in mechanisms]))
+        say(table(*columns, rows=[_row(name) for name in mechanisms]))
     for kinds, found in others.items():
         if found:
-            screen.print(f"{kinds + ':':10} {', '.join(found)}", markup=False)
+            say(f"{kinds + ':':10} {', '.join(found)}")
     if not mechanisms and not any(others.values()):
         tell("nothing matches; regard list shows everything")
     return 0

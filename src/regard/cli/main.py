@@ -5,43 +5,58 @@ gate failed, 130 and 143 signals.
 """
 
 import ast
-import importlib
+import functools
+import importlib.metadata
+import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from regard import __version__, consent
+from regard import __version__
 from regard.cli._interrupted import terminable, told
-from regard.errors import ConfigError, RegardError, nearest, out_of_memory, printable
-from regard.reading import found_in
+from regard.core.errors import ConfigError, RegardError, nearest, out_of_memory, printable
+from regard.files import consent
+from regard.files.reading import found_in
 
 
-def _files() -> dict[str, Path]:
-    """Verb -> its file."""
-    paths = found_in(Path(__file__).parent, ".py")
-    return {path.stem: path for path in paths if path.stem != "main" and not path.stem.startswith("_")}
+class Verb(NamedTuple):
+    """A file of a package of verbs."""
+
+    package: str
+    file: Path
+
+
+@functools.cache
+def known() -> dict[str, Verb]:
+    """Verb -> its file, without importing one."""
+    found: dict[str, Verb] = {}
+    for package in ("regard.cli", *(each.value for each in importlib.metadata.entry_points(group="regard.verbs"))):
+        top, *below = package.split(".")
+        spec = importlib.util.find_spec(top)
+        for folder in (spec.submodule_search_locations if spec is not None else None) or ():
+            found |= {path.stem: Verb(package, path) for path in found_in(Path(folder, *below), ".py")}
+    return {verb: found[verb] for verb in sorted(found) if verb != "main" and not verb.startswith("_")}
 
 
 def verbs() -> dict[str, str]:
-    """Verb -> its one-line description, from the files of this folder, without importing them."""
-    described = {
-        verb: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "" for verb, path in _files().items()
-    }
-    return {verb: text.partition("\n")[0] for verb, text in described.items()}
+    """Verb -> its one-line description, from its file, without importing it."""
+    texts = {verb: ast.get_docstring(ast.parse(at.file.read_text(encoding="utf-8"))) for verb, at in known().items()}
+    return {verb: (text or "").partition("\n")[0] for verb, text in texts.items()}
 
 
 def usage() -> str:
     """The text that `regard --help` prints."""
-    known = verbs()
-    width = max(map(len, known))
+    described = verbs()
+    width = max(map(len, described))
     lines = [
         "regard: every attention mechanism behind one interface, compared on your own data",
         "",
         "usage: regard VERB [options]        regard VERB --help",
         "",
-        *(f"  {verb:{width}}  {line}" for verb, line in known.items()),
+        *(f"  {verb:{width}}  {line}" for verb, line in described.items()),
         "",
         "Start with: regard compare",
     ]
@@ -55,24 +70,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after `regard`; None: those of this process.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    verb = next((word for word in words[:1] if word in known()), "")
+    return answered(f"regard {verb}".strip(), lambda: _run(words))
+
+
+def answered(name: str, run: Callable[[], int]) -> int:
+    """The exit code of a command, after its error, if it ended by one, was said in a line that begins with its name."""
     try:
         with terminable():
-            return _answered(words)
+            return _answered(name, run)
     except KeyboardInterrupt as stop:
-        return told(_name(words), stop)
+        return told(name, stop)
 
 
-def _name(words: list[str]) -> str:
-    """Who says something."""
-    return " ".join(["regard", *(word for word in words[:1] if word in _files())])
-
-
-def _answered(words: list[str]) -> int:
-    """The exit code of a command, and the error that it said."""
-    name = "regard"
+def _answered(name: str, run: Callable[[], int]) -> int:
     try:
-        name = _name(words)
-        code = _run(words)
+        code = run()
         print(end="", flush=True)  # also where stdout is closed, and None
         return code
     except RegardError as error:
@@ -115,15 +128,15 @@ def _run(words: list[str]) -> int:
     if words[0] in ("-V", "--version"):
         print(__version__)
         return 0
-    verb, known = words[0], _files()
-    if verb not in known:
-        raise ConfigError(f"unknown command {verb!r}: {nearest(verb, known)}")
-    module = importlib.import_module(f"regard.cli.{verb}")
+    verb = words[0]
+    if verb not in known():
+        raise ConfigError(f"unknown command {verb!r}: {nearest(verb, known())}")
+    package = known()[verb].package
+    module = importlib.import_module(f"{package}.{verb}")
     if hasattr(module, "parse"):
         options = module.parse(words[1:])
     else:
-        from regard.cli._options import read
-
+        read = importlib.import_module(package).read
         options = read(module.Options, words[1:], verb=verb, description=module.__doc__)
     from regard.catalog import require_known
 

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regard import errors
-from regard.errors import ConfigError, RegardError, ResourceError, UnsupportedError
+from regard.core import errors
+from regard.core.errors import ConfigError, RegardError, ResourceError, UnsupportedError
 
 Answer = TypeVar("Answer")
 

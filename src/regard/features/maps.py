@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.compiling import known_within
-from regard.errors import ConfigError, nearest
-from regard.precision import accumulation_dtype
-from regard.transforms import forward_mode
+from regard.core.compiling import known_within
+from regard.core.errors import ConfigError, nearest
+from regard.core.precision import accumulation_dtype
+from regard.core.transforms import forward_mode
 
 LOG2E = math.log2(math.e)
 

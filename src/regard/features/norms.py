@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.compiling import known_within
+from regard.core.compiling import known_within
 
 
 def balanced(

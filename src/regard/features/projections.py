@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
 
 __all__ = ["draw_projection"]
 

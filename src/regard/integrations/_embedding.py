@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from torch.nn.utils.rnn import pad_sequence
 
-from regard.errors import ConfigError, InputError, LimitError, NumericsError
+from regard.core.errors import ConfigError, InputError, LimitError, NumericsError
+from regard.core.types_of import typed
 from regard.integrations._sentence import Recipe
 from regard.integrations._tokenizer import PretrainedTokenizer
 from regard.integrations.weights import listed
 from regard.models.encoder import Encoder
 from regard.models.generate import evaluation
 from regard.position.learned import Learned
-from regard.types_of import typed
 
 
 @typed

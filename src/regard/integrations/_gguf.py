@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.errors import CheckpointError, UnsupportedError
+from regard.core.errors import CheckpointError, UnsupportedError
+from regard.files.reading import plain
 from regard.integrations.weights import Stored, listed
-from regard.reading import plain
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

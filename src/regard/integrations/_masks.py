@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from regard.compiling import require
-from regard.core import Attention
-from regard.errors import UnsupportedError, kind_of
+from regard.core.attention import Attention
+from regard.core.compiling import require
+from regard.core.errors import UnsupportedError, kind_of
 
 HIDDEN = -8192.0
 """a number in a mask that is not above this hides its key: exp of its sum with any logit is 0 in every dtype. Masks are

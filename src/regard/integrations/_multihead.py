@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.bias import ScoreBias
 from regard.catalog import build, describe, refuse_inputs
-from regard.core import Attention
-from regard.errors import ConfigError, ShapeError, UnsupportedError
+from regard.core.attention import Attention
+from regard.core.bias import ScoreBias
+from regard.core.errors import ConfigError, ShapeError, UnsupportedError
+from regard.core.info import Heads
 from regard.functional import weights as weights_without_gradients
-from regard.info import Heads
 from regard.integrations._masks import as_infinite, future_hidden, is_mask, is_triangle, require_first_keys, triangle
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 from torch import nn
 
-from regard.errors import CheckpointError, ConfigError, UnsupportedError
-from regard.integrations import _folder, _sentence, architectures, chat
+from regard.core.errors import CheckpointError, ConfigError, UnsupportedError
+from regard.integrations import _sentence, architectures, chat
+from regard.integrations import folder as _folder
 from regard.integrations._gguf import read_gguf
-from regard.integrations._published import PublishedModel
 from regard.integrations._tokenizer import gguf_ends, tokenizer_from_gguf, tokenizer_from_json
 from regard.integrations.architectures import Architecture, Config, Form
+from regard.integrations.published import PublishedModel
 from regard.integrations.weights import Settings, fill, listed, noted, undrawn
 from regard.models import Classifier
 

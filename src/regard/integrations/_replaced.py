@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.errors import CheckpointError, ConfigError
-from regard.integrations import _folder
+from regard.core.errors import CheckpointError, ConfigError
+from regard.integrations import folder as _folder
 from regard.integrations._replacement import Request
 from regard.integrations.architectures import Architecture
 from regard.integrations.weights import Stored

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from regard.core import Attention, generator
+from regard.core.attention import Attention, generator
 from regard.functional import weights
 
 _LOG = logging.getLogger("regard")

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.errors import ConfigError, UnsafeFileError, UnsupportedError, nearest
-from regard.integrations import _folder
+from regard.core.errors import ConfigError, UnsafeFileError, UnsupportedError, nearest
+from regard.integrations import folder as _folder
 from regard.integrations.weights import Settings
 
 MODULES, READING, PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"

@@ -1,11 +1,13 @@
 """What a network is but for its weights: its class, its configuration, its head."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from torch import nn
 
-from regard.errors import CheckpointError, UnsupportedError
+from regard.core.errors import CheckpointError, ConfigError, UnsupportedError, nearest
+from regard.core.types_of import hints, validate
 from regard.integrations.architectures import Config
 from regard.models import (
     Classifier,
@@ -19,7 +21,6 @@ from regard.models import (
     Regressor,
 )
 from regard.models.heads import Activation
-from regard.training import toml
 
 _CONFIGS: dict[type[nn.Module], type] = {
     LanguageModel: ModelConfig,
@@ -78,7 +79,7 @@ class Shape:
         if kind is None or not isinstance(given, dict):
             raise CheckpointError(f"{where} has no kind of {', '.join(_names())} with a config, got {name!r}")
         problems: list[str] = []
-        config = toml.validated(_CONFIGS[kind], "config", given, problems)
+        config = _configured(_CONFIGS[kind], given, problems)
         outputs, activation = values.get("outputs", 0), values.get("activation")
         if problems:
             raise CheckpointError(f"{where} is damaged:\n  " + "\n  ".join(problems))
@@ -106,6 +107,26 @@ class Shape:
         if self.kind is Classifier:
             return Classifier(encoder, classes=self.outputs, activation=self.activation)
         return MaskedLanguageModel(encoder, activation=self.activation)
+
+
+def _configured(kind: type, given: Mapping[str, object], problems: list[str]) -> Any:
+    """The configuration that these values of JSON are, or None and what is wrong with them in `problems`."""
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    types = {field.name: hints(kind)[field.name] for field in fields(kind)}
+    for name, value in values.items():
+        try:
+            if name not in types:
+                raise ConfigError(f"config.{name}: unknown key; {nearest(name, types)}")
+            validate(f"config.{name}", name, value, types[name])
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        return None
+    try:
+        return kind(**values)
+    except ConfigError as error:
+        problems.append(str(error))
+        return None
 
 
 def _names() -> list[str]:

@@ -7,9 +7,9 @@ from types import MappingProxyType
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Model
 
-from regard.errors import CheckpointError, UnsupportedError
+from regard.core.errors import CheckpointError, UnsupportedError
 from regard.integrations.weights import listed
-from regard.tasks.pretrained_tokenizer import PretrainedTokenizer, model_of
+from regard.text.pretrained_tokenizer import PretrainedTokenizer, model_of
 
 _CONTROL, _USER_DEFINED = 3, 4
 """Kinds of tokens in GGUF that are found in text before it is split into words."""

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from regard.errors import UnsupportedError
+from regard.core.errors import UnsupportedError
 from regard.integrations import architectures
 from regard.integrations._tokenizer import PretrainedTokenizer
 from regard.integrations.architectures import Architecture, Config, Form
 from regard.integrations.chat import ChatTemplate
-from regard.tasks.tokenizer import BpeTokenizer
+from regard.text.tokenizer import BpeTokenizer
 
 
 def config_of(model: nn.Module) -> Config | None:

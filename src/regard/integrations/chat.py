@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
 
-from regard.confined import confined
-from regard.errors import CheckpointError, InputError, UnsafeFileError, UnsupportedError
-from regard.integrations import _folder
+from regard.core.errors import CheckpointError, InputError, UnsafeFileError, UnsupportedError
+from regard.core.types_of import typed
+from regard.integrations import folder as _folder
 from regard.models.conversation import Conversation
 from regard.models.generate import Piece
-from regard.types_of import typed
+from regard.text.confined import confined
 
 if TYPE_CHECKING:
     from regard.integrations.pretrained import PublishedModel

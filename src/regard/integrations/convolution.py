@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.catalog import build
-from regard.core import Heads, generator
-from regard.errors import ConfigError, ShapeError
+from regard.core.attention import Heads, generator
+from regard.core.errors import ConfigError, ShapeError
 from regard.layer import linear
 from regard.position.quadratic import quadratic_products
 

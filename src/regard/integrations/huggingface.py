@@ -17,13 +17,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from regard import consent, specs
-from regard.bias import ScoreBias
+from regard import specs
 from regard.catalog import build, refuse_inputs
-from regard.core import Attention, generator
-from regard.errors import CheckpointError, ConfigError, UnsupportedError
-from regard.info import Heads
-from regard.integrations import _folder, _replaced, architectures
+from regard.core.attention import Attention, generator
+from regard.core.bias import ScoreBias
+from regard.core.errors import CheckpointError, ConfigError, UnsupportedError
+from regard.core.info import Heads
+from regard.files import consent
+from regard.integrations import _replaced, architectures
+from regard.integrations import folder as _folder
 from regard.integrations._masks import STATIC_CACHE_REFUSED, key_mask_and_table
 from regard.integrations._multihead import effective_weights
 from regard.integrations._replacement import Replacement, Request

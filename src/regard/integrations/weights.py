@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from regard.core import Attention
-from regard.errors import CheckpointError, UnsupportedError, listed
+from regard.core.attention import Attention
+from regard.core.errors import CheckpointError, UnsupportedError, listed
 
 
 class Stored(NamedTuple):

@@ -9,9 +9,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.catalog import build
-from regard.core import Attention, accumulation_dtype
-from regard.errors import ConfigError, ShapeError, UnsupportedError, divisors
-from regard.info import Heads
+from regard.core.attention import Attention, accumulation_dtype
+from regard.core.errors import ConfigError, ShapeError, UnsupportedError, divisors
+from regard.core.info import Heads
+from regard.core.randomness import drawn_on_cpu
+from regard.core.state import State
+from regard.core.types_of import typed
 from regard.layer.exchange import Exchange
 from regard.layer.memories import check_memory, led, unread, written
 from regard.layer.outputs import LayerOutput, LayerValues, Prepared, prepared
@@ -20,9 +23,6 @@ from regard.layer.projections import InputProjections, build_projections, check_
 from regard.memory import Memory, MemoryState, build_memory
 from regard.memory.caches import Cache, build_cache
 from regard.position import Position, build_position
-from regard.randomness import drawn_on_cpu
-from regard.state import State
-from regard.types_of import typed
 
 _SERVED = ("count", "key_dim", "value_width", "query_width", "kv_heads", "causal", "max_length", "dropout")
 """what a shared mechanism must have been built for; its seed is its own"""

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from regard.core import Attended, Attention
-from regard.errors import UnsupportedError
+from regard.core.attention import Attended, Attention
+from regard.core.errors import UnsupportedError
 from regard.position import Position
 
 

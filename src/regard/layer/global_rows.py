@@ -8,10 +8,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.attention.sparse import Globals, Tokens, View
-from regard.core import Attention, accumulation_dtype, registered_name
+from regard.core.attention import Attention, accumulation_dtype, registered_name
+from regard.core.errors import ConfigError
 from regard.engines.tiles import masked_attention
 from regard.engines.tiles.gathered import gather_tokens, replace_tokens
-from regard.errors import ConfigError
 from regard.position import Position
 
 

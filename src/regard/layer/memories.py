@@ -4,9 +4,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.core import Attention
-from regard.errors import UnsupportedError
-from regard.info import Heads
+from regard.core.attention import Attention
+from regard.core.errors import UnsupportedError
+from regard.core.info import Heads
 from regard.layer.projections import Projections
 from regard.memory import Memory, MemoryState
 

@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from regard.errors import UnsupportedError
-from regard.info import Heads
+from regard.core.errors import UnsupportedError
+from regard.core.info import Heads
+from regard.core.state import State, Summary
 from regard.memory import MemoryState
-from regard.state import State, Summary
 
 
 class LayerOutput(NamedTuple):

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from regard.core import Attention
-from regard.errors import ConfigError, UnsupportedError
-from regard.info import Heads
+from regard.core.attention import Attention
+from regard.core.errors import ConfigError, UnsupportedError
+from regard.core.info import Heads
 from regard.position import Position
 
 SLOTS_ONLY = "a memory has slots only; leave positions out"

@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Attention, generator
-from regard.errors import ConfigError, ShapeError, kind_of
-from regard.info import Heads
+from regard.core.attention import Attention, generator
+from regard.core.errors import ConfigError, ShapeError, kind_of
+from regard.core.info import Heads
+from regard.core.state import State
 from regard.layer.joined import Part, side_by_side
-from regard.state import State
 
 if TYPE_CHECKING:
     from regard.layer.global_rows import GlobalRows

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, cast
 
 from regard import specs
-from regard.info import Heads
+from regard.core.info import Heads
 
 if TYPE_CHECKING:
     from regard.memory._base import Memory, MemoryState

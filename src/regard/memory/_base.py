@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.core import registered_name
-from regard.dump import require_tag, untagged
-from regard.errors import ShapeError
-from regard.info import Heads
-from regard.options import Configured, option, weight
-from regard.randomness import drawn_on_cpu
-from regard.state import Summary
+from regard.core.attention import registered_name
+from regard.core.dump import require_tag, untagged
+from regard.core.errors import ShapeError
+from regard.core.info import Heads
+from regard.core.options import Configured, option, weight
+from regard.core.randomness import drawn_on_cpu
+from regard.core.state import Summary
 
 Project = Callable[[Tensor], tuple[Tensor, Tensor]]
 """keys and values of hidden states, by the layer's projections without gradients to their weights"""

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.core import accumulation_dtype
+from regard.core.attention import accumulation_dtype
 from regard.engines.dense import expand_heads
 
 

@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from regard import approximate
-from regard.errors import UnsupportedError
+from regard.core import approximate
+from regard.core.errors import UnsupportedError
 
 _FULL = 8
 """keys for each centre, before centres are drawn"""

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor, nn
 
+from regard.core.options import weight
 from regard.memory._base import Memory, MemoryState, Project, join
 from regard.memory._content import attention_of, content_weights
-from regard.options import weight
 
 _LEARNT = {"convolution": 1, "dilated_convolution": 2}
 """function with weights -> the distance of two of its taps"""

@@ -8,12 +8,12 @@ import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 
-from regard.core import accumulation_dtype
+from regard.core.attention import accumulation_dtype
+from regard.core.options import weight
 from regard.features.norms import unit
 from regard.memory import _lists as lists
 from regard.memory._base import Memory, MemoryState, Project, join
 from regard.memory._content import masked_softmax
-from regard.options import weight
 
 _EPS = 1e-6
 """norms below it count as it"""

@@ -7,12 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError, LimitError, NumericsError
+from regard.core.errors import ConfigError, LimitError, NumericsError
+from regard.core.state import State
+from regard.core.types_of import typed
 from regard.models.decoder import LanguageModel
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.generate import Prompts, Reason, evaluation, prompt_ids
-from regard.state import State
-from regard.types_of import typed
 
 
 class Hypothesis(NamedTuple):

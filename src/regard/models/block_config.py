@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from regard import specs
-from regard.errors import ConfigError, divisors, nearest
-from regard.types_of import typed
+from regard.core.errors import ConfigError, divisors, nearest
+from regard.core.types_of import typed
 
 MlpKind = Literal["gelu", "gelu_tanh", "relu", "swiglu", "geglu", "geglu_tanh", "none"]
 NormPlace = Literal["pre", "post"]

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from regard import specs
-from regard.errors import ConfigError, nearest
+from regard.core.errors import ConfigError, nearest
+from regard.core.types_of import typed_fields
 from regard.models.block_config import BlockConfig, MlpKind, NormKind, NormPlace, per_layer, untied
 from regard.models.encoder_config import InputConfig
-from regard.types_of import typed_fields
 
 __all__ = ["BlockConfig", "MlpKind", "ModelConfig", "NormKind", "NormPlace"]
 

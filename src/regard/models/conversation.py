@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.errors import LimitError
+from regard.core.errors import LimitError
+from regard.core.types_of import typed
 from regard.models.decoder import LanguageModel, ModelState
 from regard.models.generate import Piece, Row, Tokenizer, check, evaluation, prompt_ids, read
 from regard.models.sampling import Sampling
-from regard.types_of import typed
 
 _KEPT = 4
 """states: those of the prompts and the replies of two turns, which share what they have in common"""
@@ -30,7 +30,7 @@ class Conversation:
 
     Example:
         >>> from regard.models import ModelConfig
-        >>> from regard.tasks.tokenizer import ByteTokenizer
+        >>> from regard.text.tokenizer import ByteTokenizer
         >>> conversation = Conversation(LanguageModel(ModelConfig(dim=32, vocab_size=256)), ByteTokenizer())
         >>> len([piece.token for piece in conversation.reply([1, 2, 3], max_new_tokens=5)])
         5

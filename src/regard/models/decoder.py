@@ -10,8 +10,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.catalog import build
-from regard.core import Attention, generator
-from regard.errors import ConfigError, ShapeError, UnsupportedError, kind_of
+from regard.core.attention import Attention, generator
+from regard.core.errors import ConfigError, ShapeError, UnsupportedError, kind_of
+from regard.core.randomness import drawn_on_cpu
+from regard.core.state import State
+from regard.core.types_of import typed
 from regard.layer import AttentionLayer, linear
 from regard.models.blocks import Block, block_class
 from regard.models.config import ModelConfig
@@ -24,9 +27,6 @@ from regard.models.neighbours import NeighbourGate, NeighbourTokens, given
 from regard.models.output import Hidden, ModelOutput
 from regard.models.parts import ShortConvolution, build_norm
 from regard.models.sharing import save_once, share_between_layers
-from regard.randomness import drawn_on_cpu
-from regard.state import State
-from regard.types_of import typed
 
 PACKED = "this model has weights of 8 bits, which are for inference alone: {}; load it again without weights=int8"
 

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.errors import InputError, ShapeError, UnsupportedError, kind_of
+from regard.core.errors import InputError, ShapeError, UnsupportedError, kind_of
 from regard.models.config import ModelConfig
 from regard.models.depth import Depth, Readout
 

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from regard.core import generator
-from regard.errors import ConfigError, InputError, LimitError, ShapeError, UnsupportedError, kind_of
-from regard.info import Heads
+from regard.core.attention import generator
+from regard.core.errors import ConfigError, InputError, LimitError, ShapeError, UnsupportedError, kind_of
+from regard.core.info import Heads
 from regard.layer import AttentionLayer, GatedProjections, linear
 from regard.models.blocks import Block
 from regard.models.encoder_config import EncoderConfig, InputConfig

@@ -6,8 +6,10 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
-from regard.core import Attention, generator
-from regard.errors import ConfigError, ShapeError, UnsupportedError
+from regard.core.attention import Attention, generator
+from regard.core.errors import ConfigError, ShapeError, UnsupportedError
+from regard.core.randomness import drawn_on_cpu
+from regard.core.types_of import typed
 from regard.layer import AttentionLayer
 from regard.models.blocks import Block, block_class
 from regard.models.depth import Threads, build_depth
@@ -16,8 +18,6 @@ from regard.models.encoder_config import EncoderConfig
 from regard.models.losses import added_up, loss_names, loss_weights, of_depth
 from regard.models.parts import build_norm
 from regard.models.sharing import save_once, share_between_layers
-from regard.randomness import drawn_on_cpu
-from regard.types_of import typed
 
 Marks = Literal["none", "tokens", "segments"]
 """Labels of tokens that a model reads: none; a mark other than 0 for a global token; or the segments of `etc`."""

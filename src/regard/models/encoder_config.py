@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from regard.core.types_of import typed_fields
 from regard.models.block_config import BlockConfig
-from regard.types_of import typed_fields
 
 Pooling = Literal["first", "mean"]
 
@@ -56,7 +56,7 @@ class EncoderConfig(InputConfig):
         512
         >>> EncoderConfig(input_dim=48)
         Traceback (most recent call last):
-        regard.errors.ConfigError: input_dim=48 (vectors) and vocab_size=256 (tokens) exclude each other; set one to 0
+        regard.core.errors.ConfigError: input_dim=48 (vectors) and vocab_size=256 (tokens) exclude each other; ...
     """
 
     vocab_size: int = 256

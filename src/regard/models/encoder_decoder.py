@@ -10,9 +10,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.catalog import describe
-from regard.composite import States
-from regard.core import Attention, generator
-from regard.errors import UnsupportedError
+from regard.core.attention import Attention, generator
+from regard.core.composite import States
+from regard.core.errors import UnsupportedError
+from regard.core.randomness import drawn_on_cpu
+from regard.core.state import State
+from regard.core.types_of import typed
 from regard.layer import AttentionLayer, linear
 from regard.models.block_config import Recomputed
 from regard.models.embeddings import Embeddings, build_attention, check_mask, token_table, with_usual_logits
@@ -23,9 +26,6 @@ from regard.models.parts import Mlp, build_norm, in_pieces
 from regard.models.recompute import recomputed
 from regard.models.sharing import save_once, share_between_layers
 from regard.position import Position
-from regard.randomness import drawn_on_cpu
-from regard.state import State
-from regard.types_of import typed
 
 
 @dataclass(frozen=True)

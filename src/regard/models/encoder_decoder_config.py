@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, fields
 
+from regard.core.types_of import typed_fields
 from regard.models.block_config import per_layer, untied
 from regard.models.encoder_config import EncoderConfig, InputConfig
-from regard.types_of import typed_fields
 
 
 @typed_fields

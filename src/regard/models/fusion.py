@@ -7,14 +7,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.core import generator
-from regard.errors import ConfigError, ShapeError
+from regard.core.attention import generator
+from regard.core.errors import ConfigError, ShapeError
+from regard.core.randomness import drawn_on_cpu
+from regard.core.types_of import typed
 from regard.layer import linear
 from regard.models.encoder import Encoder
 from regard.models.fusion_config import FusionConfig
 from regard.models.heads import pooled
-from regard.randomness import drawn_on_cpu
-from regard.types_of import typed
 
 
 class Fused(NamedTuple):

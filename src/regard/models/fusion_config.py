@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
+from regard.core.types_of import typed
 from regard.models.encoder_config import EncoderConfig
-from regard.types_of import typed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.core import generator
-from regard.errors import ConfigError, InputError, LimitError, ShapeError, UnsupportedError, kind_of
+from regard.core.attention import generator
+from regard.core.errors import ConfigError, InputError, LimitError, ShapeError, UnsupportedError, kind_of
+from regard.core.types_of import typed
 from regard.models.continuing import Continuing
 from regard.models.decoder import LanguageModel, ModelState
 from regard.models.lookup import checked, guess
 from regard.models.sampling import Sampling
-from regard.types_of import typed
 
 Prompts = Tensor | np.ndarray | Sequence[str | Sequence[int] | np.ndarray | Tensor]
 Reason = Literal["length", "stop"]
@@ -39,7 +39,7 @@ class TextStream(Protocol):
 
 
 class Tokenizer(Protocol):
-    """The part of a tokenizer that generating needs; `regard.tasks.tokenizer` has some."""
+    """The part of a tokenizer that generating needs; `regard.text.tokenizer` has some."""
 
     def encode(self, text: str) -> np.ndarray | Sequence[int]:
         """Token ids of a text."""

@@ -9,16 +9,16 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.core import generator
-from regard.errors import ConfigError, InputError
+from regard.core.attention import generator
+from regard.core.errors import ConfigError, InputError
+from regard.core.randomness import drawn_on_cpu
+from regard.core.types_of import typed
 from regard.layer import linear
 from regard.models.contrast import alone, contrast
 from regard.models.decoder import ModelOutput
 from regard.models.encoder import Encoded, Encoder
 from regard.models.encoder_config import Pooling
 from regard.models.parts import build_norm
-from regard.randomness import drawn_on_cpu
-from regard.types_of import typed
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "tanh"]
 

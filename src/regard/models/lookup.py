@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from regard.errors import UnsupportedError
+from regard.core.errors import UnsupportedError
 from regard.models.continuing import Continuing
 from regard.models.decoder import Hidden, LanguageModel, ModelState
 from regard.models.sampling import Sampling

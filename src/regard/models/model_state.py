@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self, cast
 
-from regard.composite import States
-from regard.errors import ShapeError, UnsupportedError
+from regard.core.composite import States
+from regard.core.errors import ShapeError, UnsupportedError
+from regard.core.state import State, Summary
 from regard.memory import MemoryState
 from regard.models.depth import Threads
-from regard.state import State, Summary
 
 
 @dataclass(frozen=True)

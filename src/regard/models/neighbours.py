@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.core import generator
-from regard.errors import InputError, ShapeError, UnsupportedError
+from regard.core.attention import generator
+from regard.core.errors import InputError, ShapeError, UnsupportedError
+from regard.core.precision import accumulation_dtype
 from regard.layer import linear
 from regard.models.config import ModelConfig
-from regard.precision import accumulation_dtype
 
 
 class NeighbourTokens(NamedTuple):
@@ -91,7 +91,7 @@ def given(
     if neighbours is None:
         raise UnsupportedError(
             f"this model mixes in the tokens of {mixture.count} neighbours, and none are given; put a datastore beside "
-            "it: regard.retrieval.Spalm, or regard evaluate and regard generate, which take that of the run"
+            "it: regard_lab.retrieval.Spalm, or regard evaluate and regard generate, which take that of the run"
         )
     for name, x in neighbours._asdict().items():
         if x.ndim != 3 or x.shape[:2] != tokens.shape or not x.shape[2]:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.errors import UnsupportedError
+from regard.core.errors import UnsupportedError
 from regard.layer import Part, Projections
 from regard.models.decoder import PACKED, LanguageModel
 from regard.models.parts import Mlp

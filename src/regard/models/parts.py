@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from regard.core.state import Summary
 from regard.layer import linear, side_by_side
 from regard.models.block_config import GATED, MlpKind, NormKind
-from regard.state import Summary
 
 
 def build_norm(kind: NormKind, dim: int, *, bias: bool, eps: float = 1e-5) -> nn.LayerNorm | nn.RMSNorm:

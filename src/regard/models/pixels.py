@@ -6,13 +6,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.core import generator
-from regard.errors import ShapeError
+from regard.core.attention import generator
+from regard.core.errors import ShapeError
+from regard.core.state import State
 from regard.models.decoder import LanguageModel, ModelState
 from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderState
 from regard.models.generate import evaluation
 from regard.models.sampling import Sampling
-from regard.state import State
 
 
 def sample(

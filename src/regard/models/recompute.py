@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from regard.core import Attention
-from regard.errors import UnsupportedError
-from regard.randomness import choosing_again, noting
-from regard.state import Summary
+from regard.core.attention import Attention
+from regard.core.errors import UnsupportedError
+from regard.core.randomness import choosing_again, noting
+from regard.core.state import Summary
 
 Result = TypeVar("Result")
 Named = TypeVar("Named")
@@ -36,7 +36,7 @@ def recomputed(
     Same values and gradients: dropout draws the same elements again; mechanisms make the same choices (buckets,
     clusters, codes, lists), which are kept; those whose buffers change in training (codebooks, projections and noise
     that are drawn again) find them as the first pass left them, whatever passes came between, and leave them alone, see
-    `regard.core.recomputing`. So do modules whose weights, parts or mode were others in the first pass
+    `regard.core.attention.recomputing`. So do modules whose weights, parts or mode were others in the first pass
     (`torch.func.functional_call`, a part that is exchanged, `requires_grad_(False)`, `eval()`). With a state, or
     without gradients, it is an ordinary call: a state that has been appended to is not there a second time. Compiled,
     choices are made again.

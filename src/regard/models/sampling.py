@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.errors import ConfigError, NumericsError
-from regard.types_of import typed
+from regard.core.errors import ConfigError, NumericsError
+from regard.core.types_of import typed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regard.core import Attention
+from regard.core.attention import Attention
+from regard.core.info import Heads
 from regard.head_mix import HeadMix
-from regard.info import Heads
 
 
 def share_between_layers(mechanisms: Iterable[Attention]) -> None:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.errors import ConfigError, InputError, ShapeError
+from regard.core.errors import ConfigError, InputError, ShapeError
 from regard.patterns.intervals import Possibility, Span
 
 

@@ -6,7 +6,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
 
 FAR = 1 << 40
 """Further than any position: the end of a span without end."""

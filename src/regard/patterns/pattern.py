@@ -34,7 +34,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from regard.errors import ConfigError, UnsupportedError
+from regard.core.errors import ConfigError, UnsupportedError
 from regard.patterns.edges import Edges, drawn_blocks
 from regard.patterns.intervals import FAR, Possibility, Span, followed
 from regard.patterns.text import Reader

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from regard.errors import ConfigError, nearest
+from regard.core.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from regard import specs
 
 if TYPE_CHECKING:
-    from regard.info import Heads
+    from regard.core.info import Heads
     from regard.position._base import Position
 
 PACKAGE = "regard.position"

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.bias import ScoreBias
+from regard.core.bias import ScoreBias
+from regard.core.info import Heads
 from regard.features.waves import sinusoids
-from regard.info import Heads
 
 Layout = Literal["interleaved", "halves"]
 

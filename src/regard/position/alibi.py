@@ -6,8 +6,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from regard.bias import ScoreBias
-from regard.info import Heads
+from regard.core.bias import ScoreBias
+from regard.core.info import Heads
 from regard.position._base import Position
 
 

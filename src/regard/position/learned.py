@@ -5,9 +5,9 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from regard.core import generator
-from regard.errors import ConfigError, LimitError
-from regard.info import Heads
+from regard.core.attention import generator
+from regard.core.errors import ConfigError, LimitError
+from regard.core.info import Heads
 from regard.position._base import Position
 
 

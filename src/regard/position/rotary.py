@@ -5,9 +5,9 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
+from regard.core.info import Heads
 from regard.features.waves import sinusoids
-from regard.info import Heads
 from regard.position._base import Layout, Position
 
 
@@ -38,7 +38,7 @@ class Rotary(Position):
 
     Example:
         >>> import torch
-        >>> from regard.info import Heads
+        >>> from regard.core.info import Heads
         >>> scheme = Rotary(Heads(count=1, key_dim=8), 8)
         >>> q, k = torch.randn(2, 1, 1, 1, 8)
         >>> def score(i, j):

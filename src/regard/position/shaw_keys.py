@@ -5,10 +5,10 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from regard.bias import ScoreBias
-from regard.core import generator
-from regard.errors import ConfigError
-from regard.info import Heads
+from regard.core.attention import generator
+from regard.core.bias import ScoreBias
+from regard.core.errors import ConfigError
+from regard.core.info import Heads
 from regard.position._base import Position
 
 

@@ -4,7 +4,7 @@ from typing import final
 
 from torch import Tensor
 
-from regard.info import Heads
+from regard.core.info import Heads
 from regard.position._base import Layout, Position, sinusoidal_code
 
 
@@ -22,7 +22,7 @@ class Sinusoidal(Position):
 
     Example:
         >>> import torch
-        >>> from regard.info import Heads
+        >>> from regard.core.info import Heads
         >>> scheme = Sinusoidal(Heads(count=1, key_dim=4), 4)
         >>> scheme.embed(torch.zeros(1, 1, 4), torch.tensor([0]))
         tensor([[[0., 1., 0., 1.]]])

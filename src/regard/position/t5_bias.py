@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from regard.bias import ScoreBias
-from regard.core import generator
-from regard.errors import ConfigError
-from regard.info import Heads
+from regard.core.attention import generator
+from regard.core.bias import ScoreBias
+from regard.core.errors import ConfigError
+from regard.core.info import Heads
 from regard.position._base import Position
 
 _MOST_BUCKETS, _FURTHEST = 1024, (1 << 31) - 1

@@ -5,8 +5,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError
-from regard.info import Heads
+from regard.core.errors import ConfigError
+from regard.core.info import Heads
 from regard.position._base import Layout, Position, sinusoidal_code
 
 
@@ -29,7 +29,7 @@ class Timestep(Position):
 
     Example:
         >>> import torch
-        >>> from regard.info import Heads
+        >>> from regard.core.info import Heads
         >>> scheme, x = Timestep(Heads(count=1, key_dim=4), 4), torch.zeros(1, 1, 4)
         >>> first, second = (scheme.at(t).embed(x, torch.tensor([2 - t])) for t in (1, 2))
         >>> torch.equal(first, second)  # i = 2, t = 1 and i = 1, t = 2 have one code

@@ -1,6 +1,6 @@
-"""The contract as a public suite: what every mechanism must do, and what the parts of a model must, checked."""
+"""The contract as a public suite: what every mechanism must do, checked."""
 
-from regard.testing.checks import CHECKS, check_attention, check_part
+from regard.testing.checks import CHECKS, check_attention
 from regard.testing.compare import assert_close, assert_identical
 from regard.testing.registry import Check, CheckResult, Excuse
 
@@ -15,5 +15,4 @@ __all__ = [
     "assert_identical",
     "check",
     "check_attention",
-    "check_part",
 ]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.core import Attention, generator
+from regard.core.attention import Attention, generator
 from regard.testing.compare import assert_close, largest_error
 from regard.testing.inputs import Inputs, as_queries, exact_copy
 

@@ -10,9 +10,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from regard.bias import ScoreBias
-from regard.core import Attended, Attention, Heads, State, generator
-from regard.info import Info, Input
+from regard.core.attention import Attended, Attention, Heads, State, generator
+from regard.core.bias import ScoreBias
+from regard.core.info import Info, Input
 from regard.testing.compare import largest_error
 from regard.testing.sizes import growing, largest_size
 

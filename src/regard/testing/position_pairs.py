@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from regard import catalog, position
-from regard.core import Attention, Heads
-from regard.errors import UnsupportedError
+from regard.core.attention import Attention, Heads
+from regard.core.errors import UnsupportedError
 from regard.layer import AttentionLayer
 from regard.testing.compare import assert_close, largest_error
 from regard.testing.inputs import LENGTH, randn

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import regard
-from regard.writing import save_file
+from regard.files.writing import save_file
 
 
 @cache

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from regard import consent
-from regard.core import Attention, registered_name
-from regard.info import Info
+from regard.core.attention import Attention, registered_name
+from regard.core.info import Info
+from regard.files import consent
 from regard.testing.inputs import Subject
 
 

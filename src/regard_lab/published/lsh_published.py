@@ -9,10 +9,10 @@ from torch import Tensor
 
 from regard.attention.routed import Routed
 from regard.attention.routed.lsh import Buckets, Lsh, direction
-from regard.core import Attended, Call
-from regard.info import Info, Supports
-from regard.options import weight
-from regard.randomness import decided
+from regard.core.attention import Attended, Call
+from regard.core.info import Info, Supports
+from regard.core.options import weight
+from regard.core.randomness import decided
 
 
 @final

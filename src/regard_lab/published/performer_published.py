@@ -9,10 +9,10 @@ from annotated_types import Ge
 from torch import Tensor
 
 from regard.attention.kernel import RandomKernel, ratio
-from regard.core import Attended, Call, accumulation_dtype
+from regard.core.attention import Attended, Call, accumulation_dtype
+from regard.core.info import Info, Supports
 from regard.engines.sums.engine import kernel_average
 from regard.engines.sums.passes import LOWEST
-from regard.info import Info, Supports
 
 EPSILON = 1e-4
 """added to every feature"""

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from regard.attention.dense import Dense, inner_products, masked_logits
 from regard.attention.dense.relu_squared import DEVIATION, MEAN, laplace, relu_squared
-from regard.core import Attended, Call, accumulation_dtype
+from regard.core.attention import Attended, Call, accumulation_dtype
+from regard.core.info import Info, Supports
 from regard.engines.dense import Rule, publish
-from regard.info import Info, Supports
 
 
 @final

@@ -12,11 +12,11 @@ from torch import Tensor
 from regard.attention.dense import reference_softmax
 from regard.attention.routed import Bucketed
 from regard.attention.routed.routing import Routing, normalised, standard
-from regard.core import Attended, Call
+from regard.core.attention import Attended, Call
+from regard.core.info import Info, Supports
+from regard.core.options import weight
+from regard.core.randomness import decided
 from regard.engines.routed import exact
-from regard.info import Info, Supports
-from regard.options import weight
-from regard.randomness import decided
 
 
 @final

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attention.dense import Scaled, inner_products, masked_logits
-from regard.core import Attended, Call, accumulation_dtype
+from regard.core.attention import Attended, Call, accumulation_dtype
+from regard.core.info import Info, Supports
+from regard.core.options import weight
 from regard.engines.dense import Rule, publish
-from regard.info import Info, Supports
-from regard.options import weight
 
 
 @final

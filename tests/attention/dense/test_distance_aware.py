@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import regard
-from regard.errors import UnsupportedError
+from regard.core.errors import UnsupportedError
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import regard
-from regard.bias import ScoreBias
-from regard.core import merge
-from regard.errors import InputError, ShapeError, UnsupportedError
+from regard.core.attention import merge
+from regard.core.bias import ScoreBias
+from regard.core.errors import InputError, ShapeError, UnsupportedError
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

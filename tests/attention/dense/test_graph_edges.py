@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import regard
-from regard.errors import ConfigError, UnsupportedError
-from regard.masks import causal, edges, window
+from regard.core.errors import ConfigError, UnsupportedError
+from regard.patterns import causal, edges, window
 from regard.testing.counting import count
 
 

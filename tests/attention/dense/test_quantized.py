@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import regard
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:

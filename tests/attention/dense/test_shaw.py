@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import regard
-from regard.core import ScoreBias
-from regard.errors import ConfigError, UnsupportedError
+from regard.core.attention import ScoreBias
+from regard.core.errors import ConfigError, UnsupportedError
 from regard.testing.counting import count
 
 

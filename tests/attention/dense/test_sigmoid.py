@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import regard
-from regard.bias import ScoreBias
+from regard.core.bias import ScoreBias
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:

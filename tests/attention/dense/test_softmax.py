@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 import regard
-from regard.bias import ScoreBias
-from regard.core import Call, merge
+from regard.core.attention import Call, merge
+from regard.core.bias import ScoreBias
 from regard.engines.dense.fused import MATERIALISED_PAIRS, choose
 from regard.testing.counting import count
 

@@ -257,7 +257,7 @@ def test_bad_options(options: dict, message: str) -> None:
 def test_what_is_not_supported_is_refused() -> None:
     q, k, v = draw()
     with pytest.raises(UnsupportedError, match="no term can be added to a logit"):
-        regard.build("linear", heads(True))(q, k, v, bias=regard.core.ScoreBias(table=torch.zeros(1, 1, 9, 9)))
+        regard.build("linear", heads(True))(q, k, v, bias=regard.ScoreBias(table=torch.zeros(1, 1, 9, 9)))
     with pytest.raises(UnsupportedError, match="one sequence of slots"):
         regard.build("linear", heads(False), rotary=True)(q, k[:, :, :5], v[:, :, :5])
 

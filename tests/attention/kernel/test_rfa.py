@@ -135,7 +135,7 @@ def test_the_gate_is_the_sigmoid_of_what_the_layer_projects() -> None:
     """log g = log sigmoid(w_g . x + b_g) with a b_g per head of keys that starts at 3, in float32 at least."""
     mechanism = build(gate=True)
     assert mechanism.gate_bias.tolist() == [3.0, 3.0]
-    assert dict(mechanism.info.inputs) == {"log_gate": regard.info.Input(slots="keys", heads="key", high=0.0)}
+    assert dict(mechanism.info.inputs) == {"log_gate": regard.core.info.Input(slots="keys", heads="key", high=0.0)}
     assert build().info.inputs == {}
     with torch.no_grad():
         mechanism.gate_bias.copy_(torch.tensor([0.5, -1.0]))

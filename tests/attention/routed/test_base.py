@@ -8,9 +8,9 @@ from torch import Tensor
 
 from regard.attention.dense import reference_softmax
 from regard.attention.routed import Routed
-from regard.core import Attended, Call
-from regard.info import Heads, Info, Supports
-from regard.state import per_slot
+from regard.core.attention import Attended, Call
+from regard.core.info import Heads, Info, Supports
+from regard.core.state import per_slot
 from regard.testing.compare import assert_close, assert_identical
 
 

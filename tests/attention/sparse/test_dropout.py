@@ -11,10 +11,10 @@ from torch.utils.checkpoint import checkpoint
 import regard
 from regard import AttentionLayer, Heads, UnsupportedError, build
 from regard.attention.sparse import Sparse
-from regard.bias import ScoreBias
 from regard.catalog import names, resolve
+from regard.core.bias import ScoreBias
+from regard.core.options import hints
 from regard.engines.tiles import Dropout
-from regard.options import hints
 
 N, P = 90, 0.4
 SPARSE = ["local(window=9)", "local(window=3, dilation=4, impl=torch)", "atrous(dilation=3)"]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard import ConfigError, Heads, build, describe
 from regard.attention.sparse.pattern import Pattern
-from regard.masks import random_blocks, strided, window
+from regard.patterns import random_blocks, strided, window
 
 RULES: dict[str, Callable[[int, int], bool]] = {
     "window(2) | strided(5)": lambda i, j: abs(i - j) <= 2 or (i - j) % 5 == 0,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard import Attention, Heads, UnsupportedError, build
 from regard.attention.sparse import Globals, Sparse
-from regard.core import merge
+from regard.core.attention import merge
 
 METHODS = FunctionType, classmethod, staticmethod, property
 BACK = (tuple(range(-1, 8)), (0, -1, *range(1, 8)))

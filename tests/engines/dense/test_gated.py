@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from regard.bias import ScoreBias
-from regard.core import Call
+from regard.core.attention import Call
+from regard.core.bias import ScoreBias
 from regard.engines.dense import chunked, chunks, gated_dot_product
 from regard.engines.dense.gated import GATED
 

@@ -2,8 +2,8 @@
 
 import torch
 
+from regard.core.state import Slots
 from regard.engines.dense import append_codes, block_codes, codes, in_blocks, rounded, rounded_blocks, rounded_rows
-from regard.state import Slots
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard import ConfigError, Heads, UnsupportedError, build
 from regard.attention.sparse.longformer import Longformer
-from regard.bias import ScoreBias
+from regard.core.bias import ScoreBias
 from regard.engines.gpu import flex
 from regard.engines.gpu.flex import block_mask, flexed
 from regard.engines.tiles import Dropout, tiled_attention

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from regard import Heads, build
+from regard.core.errors import UnsupportedError
 from regard.engines.gpu import linear_fla
-from regard.errors import UnsupportedError
 
 
 def chunk_linear_attn(q, k, v, scale=None, initial_state=None, output_final_state=False, normalize=True):

@@ -2,8 +2,8 @@
 
 import torch
 
+from regard.core.state import Slots, Tape
 from regard.engines.routed.codes import coded, window
-from regard.state import Slots, Tape
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.core import merge
+from regard.core.attention import merge
 from regard.engines.sums import engine, passes
 from regard.engines.sums.engine import kernel_average
 from regard.engines.sums.step import Averaged

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.bias import ScoreBias
+from regard.core.bias import ScoreBias
 from regard.engines.tiles import Dropout, gathered_attention, masked_attention, tiled_attention
 from regard.patterns import causal, everything, strided, window
 from regard.testing.counting import count

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.bias import ScoreBias
+from regard.core.bias import ScoreBias
+from regard.core.errors import ConfigError
 from regard.engines.tiles import Dropout, masked_attention, tiled_attention
 from regard.engines.tiles import layout as layouts
 from regard.engines.tiles import plan as plans
-from regard.errors import ConfigError
 from regard.patterns import (
     Pattern,
     block,

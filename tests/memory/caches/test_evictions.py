@@ -9,7 +9,7 @@ from safetensors.torch import load, save
 
 import regard
 from regard import Heads, build, catalog
-from regard.errors import ConfigError, ShapeError, UnsupportedError
+from regard.core.errors import ConfigError, ShapeError, UnsupportedError
 from regard.memory.caches import build_cache
 from regard.memory.caches.random import lots
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard import AttentionLayer
-from regard.errors import ShapeError, UnsupportedError
+from regard.core.errors import ShapeError, UnsupportedError
 from regard.memory.caches import names
 from regard.models import LanguageModel, ModelConfig
 from regard.models.generate import generate

@@ -8,7 +8,7 @@ from safetensors.torch import load, save
 
 import regard
 from regard import Heads, build
-from regard.errors import ConfigError, UnsupportedError
+from regard.core.errors import ConfigError, UnsupportedError
 from regard.memory.caches import build_cache
 from regard.memory.caches._codes import coded, decoded, packed, unpacked
 

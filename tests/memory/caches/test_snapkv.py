@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard import Heads, build
-from regard.errors import ConfigError, UnsupportedError
+from regard.core.errors import ConfigError, UnsupportedError
 from regard.memory.caches import build_cache, compressing
 from regard.models import LanguageModel, ModelConfig
 

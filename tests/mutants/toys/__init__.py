@@ -3,7 +3,7 @@
 They use nothing of the engines, so that a mutant tests the suite and not an engine.
 """
 
-from regard.core import Attention
+from regard.core.attention import Attention
 from tests.mutants.toys.dense import (
     ToyBranching,
     ToyBuckets,

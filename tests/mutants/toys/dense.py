@@ -9,11 +9,11 @@ from annotated_types import Ge
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.core import Attended, Attention, Call, accumulation_dtype, generator, recomputing
-from regard.errors import ConfigError
-from regard.info import Info, Input, Supports
-from regard.options import weight
-from regard.state import Entry, Slots, State, per_slot
+from regard.core.attention import Attended, Attention, Call, accumulation_dtype, generator, recomputing
+from regard.core.errors import ConfigError
+from regard.core.info import Info, Input, Supports
+from regard.core.options import weight
+from regard.core.state import Entry, Slots, State, per_slot
 
 
 def expanded(x: Tensor, heads: int) -> Tensor:

@@ -8,11 +8,11 @@ from annotated_types import Ge
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.core import Attended, Attention, Call, Summary, accumulation_dtype, generator
-from regard.errors import ConfigError
-from regard.info import Info, Input, Supports
-from regard.options import weight
-from regard.state import Entry, State, constant
+from regard.core.attention import Attended, Attention, Call, Summary, accumulation_dtype, generator
+from regard.core.errors import ConfigError
+from regard.core.info import Info, Input, Supports
+from regard.core.options import weight
+from regard.core.state import Entry, State, constant
 from tests.mutants.toys.dense import allowed_pairs, expanded
 
 

@@ -7,10 +7,10 @@ from annotated_types import Gt
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.core import Attended, Attention, Call
+from regard.core.attention import Attended, Attention, Call
+from regard.core.options import weight
+from regard.core.state import Entry, per_slot
 from regard.engines.dense import HERE, chunked, dot_product, expand_heads, tiles
-from regard.options import weight
-from regard.state import Entry, per_slot
 
 
 class Dense(Attention):

@@ -5,10 +5,10 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from regard import options
 from regard.attention.dense import Dense, reference_softmax
-from regard.core import Attended, Call, generator
-from regard.info import Info, Supports
+from regard.core import options
+from regard.core.attention import Attended, Call, generator
+from regard.core.info import Info, Supports
 
 
 @final

@@ -8,10 +8,10 @@ from annotated_types import Gt
 from torch import Tensor, nn
 
 from regard.attention.dense import Dense, inner_products, reference_softmax
-from regard.core import Attended, Call, accumulation_dtype
+from regard.core.attention import Attended, Call, accumulation_dtype
+from regard.core.info import Info, Supports
+from regard.core.options import weight
 from regard.features.norms import unit
-from regard.info import Info, Supports
-from regard.options import weight
 
 EPS = 1e-6
 """norms below it count as it, so that a vector of zeros has cosine 0 with everything"""

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attention.dense import Dense, distances, inner_products, reference_softmax
-from regard.core import Call, generator
+from regard.core.attention import Call, generator
+from regard.core.info import Info, Supports
+from regard.core.options import weight
 from regard.engines.dense import Rule, publish, softmax
-from regard.info import Info, Supports
-from regard.options import weight
 
 
 def score(q: Tensor, k: Tensor, distances: Tensor, slope: Tensor, ceiling: Tensor) -> Tensor:

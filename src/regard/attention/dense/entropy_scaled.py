@@ -9,9 +9,9 @@ from annotated_types import Ge
 from torch import Tensor
 
 from regard.attention.dense import Dense, inner_products, masked_logits, reference_softmax
-from regard.core import Attended, Call, accumulation_dtype
+from regard.core.attention import Attended, Call, accumulation_dtype
+from regard.core.info import Info, Supports
 from regard.engines.dense import Rule, publish, softmax, visible_count
-from regard.info import Info, Supports
 
 
 def ratio(count: Tensor, base_length: int, least_keys: int) -> Tensor:

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention.dense import Scaled, inner_products, reference_softmax
-from regard.core import Attended, Call, accumulation_dtype
+from regard.core.attention import Attended, Call, accumulation_dtype
+from regard.core.info import Info, Input, Supports
+from regard.core.state import Entry, per_slot
 from regard.engines.dense import gated_dot_product
 from regard.engines.tiles import CUT
-from regard.info import Info, Input, Supports
-from regard.state import Entry, per_slot
 
 
 @final

@@ -8,12 +8,12 @@ import torch
 from annotated_types import Gt
 from torch import Tensor, nn
 
-from regard import options
 from regard.attention.dense import Dense, distances, reference_softmax
-from regard.core import Attended, Call, accumulation_dtype
+from regard.core import options
+from regard.core.attention import Attended, Call, accumulation_dtype
+from regard.core.errors import ConfigError
+from regard.core.info import Info, Supports
 from regard.engines.dense import Rule, publish, softmax
-from regard.errors import ConfigError
-from regard.info import Info, Supports
 
 
 def square_distance(q: Tensor, k: Tensor) -> Tensor:

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from regard import patterns
 from regard.attention.dense import Dense, concatenated_pairs, random_weight, reference_softmax
-from regard.core import Attended, Call, accumulation_dtype, generator
+from regard.core.attention import Attended, Call, accumulation_dtype, generator
+from regard.core.errors import ConfigError
+from regard.core.info import Info, Supports
+from regard.core.options import weight
 from regard.engines.dense import Rule, expand_heads, publish, softmax
 from regard.engines.edges import average_over_edges
-from regard.errors import ConfigError
-from regard.info import Info, Supports
-from regard.options import weight
 from regard.patterns.edges import Edges
 
 

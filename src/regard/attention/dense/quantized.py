@@ -9,7 +9,11 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from regard.attention.dense import Dense, inner_products, reference_weights
-from regard.core import Attended, Call, accumulation_dtype
+from regard.core.attention import Attended, Call, accumulation_dtype
+from regard.core.errors import ConfigError
+from regard.core.info import Info, Supports
+from regard.core.options import weight
+from regard.core.state import Entry, Slots, constant, per_slot
 from regard.engines.dense import (
     Blocks,
     Rule,
@@ -25,10 +29,6 @@ from regard.engines.dense import (
     softmax,
     whole_call,
 )
-from regard.errors import ConfigError
-from regard.info import Info, Supports
-from regard.options import weight
-from regard.state import Entry, Slots, constant, per_slot
 
 
 @final

@@ -9,10 +9,10 @@ from annotated_types import Gt
 from torch import Tensor
 
 from regard.attention.dense import Dense, inner_products, masked_logits
-from regard.core import Attended, Call, accumulation_dtype
+from regard.core.attention import Attended, Call, accumulation_dtype
+from regard.core.errors import ConfigError
+from regard.core.info import Info, Supports
 from regard.engines.dense import Rule, publish, visible_count
-from regard.errors import ConfigError
-from regard.info import Info, Supports
 
 MEAN, DEVIATION = math.sqrt(1 / 2), math.sqrt(1 / (4 * math.pi))
 """of `laplace`: so that it meets relu(x)^2 in value and slope at x = sqrt(1/2)"""

@@ -8,9 +8,9 @@ from annotated_types import Ge
 from torch import Tensor, nn
 
 from regard.attention.dense import Dense, reference_softmax
-from regard.core import Call
+from regard.core.attention import Call
+from regard.core.info import Info, Supports
 from regard.engines.dense import Rule, functional, imported, publish, require_pairwise, softmax
-from regard.info import Info, Supports
 
 
 def scaled_dot_product(q: Tensor, k: Tensor) -> Tensor:

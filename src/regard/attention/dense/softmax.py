@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal, final
 from torch import Tensor
 
 from regard.attention.dense import Scaled, inner_products, reference_softmax
-from regard.core import Attended, Call
-from regard.info import Info, Supports
+from regard.core.attention import Attended, Call
+from regard.core.info import Info, Supports
 
 
 @final

@@ -7,9 +7,9 @@ from annotated_types import Ge
 from torch import Tensor
 
 from regard.attention.dense import Scaled, inner_products, reference_softmax
-from regard.core import Attended, Call
+from regard.core.attention import Attended, Call
+from regard.core.info import Info, Supports
 from regard.engines.dense import Rule, dot_product_with_nulls, publish, softmax
-from regard.info import Info, Supports
 
 
 @final

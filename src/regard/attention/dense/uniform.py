@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.core import Attended, Attention, Call, accumulation_dtype
+from regard.core.attention import Attended, Attention, Call, accumulation_dtype
+from regard.core.info import Info, Supports
+from regard.core.state import Entry, Summary, constant
 from regard.engines.dense import expand_heads
-from regard.info import Info, Supports
-from regard.state import Entry, Summary, constant
 
 
 @final

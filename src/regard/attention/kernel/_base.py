@@ -5,11 +5,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regard.core import Attended, Attention, Call
+from regard.core.attention import Attended, Attention, Call
+from regard.core.state import Entry, Summary, constant
 from regard.engines.sums.engine import kernel_average
 from regard.engines.sums.step import Averaged
 from regard.features.maps import FEATURE_MAPS, FeatureMap
-from regard.state import Entry, Summary, constant
 
 
 class Kernel(Attention):

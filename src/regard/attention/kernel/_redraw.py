@@ -8,11 +8,11 @@ from annotated_types import Ge
 from torch import Tensor
 
 from regard.attention.kernel._base import Kernel
-from regard.core import generator, recomputing
-from regard.errors import ConfigError
+from regard.core.attention import generator, recomputing
+from regard.core.errors import ConfigError
+from regard.core.options import weight
 from regard.features.maps import FEATURE_MAPS, FeatureMap
 from regard.features.projections import draw_projection
-from regard.options import weight
 
 
 class RandomKernel(Kernel):

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.compiling import known_within
-from regard.core import Attended, Attention, Call, accumulation_dtype
+from regard.core.attention import Attended, Attention, Call, accumulation_dtype
+from regard.core.compiling import known_within
+from regard.core.info import Info, Supports
+from regard.core.state import Entry, Summary, begin, constant
 from regard.engines.sums.channels import average_by_channel
 from regard.engines.sums.passes import LOWEST, divisor
-from regard.info import Info, Supports
-from regard.state import Entry, Summary, begin, constant
 
 
 @final
@@ -35,7 +35,7 @@ class Efficient(Attention):
 
     Example:
         >>> import torch
-        >>> from regard.core import Heads
+        >>> from regard.core.attention import Heads
         >>> q = 99 * torch.eye(2).reshape(1, 1, 2, 2)  # each query takes one channel
         >>> k = torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 99.0]]).reshape(1, 1, 3, 2)
         >>> v = torch.tensor([1.0, 3.0, 8.0]).reshape(1, 1, 3, 1)

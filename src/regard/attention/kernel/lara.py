@@ -10,12 +10,12 @@ from annotated_types import Ge
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.core import Attended, Attention, Call, accumulation_dtype, generator
+from regard.core.attention import Attended, Attention, Call, accumulation_dtype, generator
+from regard.core.errors import ConfigError
+from regard.core.info import Info, Supports
+from regard.core.options import weight
 from regard.engines.sums.noise import counted_call, position_noise
 from regard.engines.tiles import tiled_attention
-from regard.errors import ConfigError
-from regard.info import Info, Supports
-from regard.options import weight
 from regard.patterns import everything
 
 SMALLEST = 1e-8

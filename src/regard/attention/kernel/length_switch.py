@@ -11,10 +11,10 @@ from torch import Tensor
 
 from regard.attention.kernel import Kernel, defined_features, ratio
 from regard.attention.kernel._exact import EXPLICIT_QUERIES, exact_average
-from regard.core import Attended, Call
-from regard.info import Info, Supports
+from regard.core.attention import Attended, Call
+from regard.core.info import Info, Supports
+from regard.core.state import Entry, Slots, State, per_slot
 from regard.patterns import causal, everything
-from regard.state import Entry, Slots, State, per_slot
 
 
 class KeptOrDropped(Slots):

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from regard.attention.kernel import Kernel, defined_features, ratio, weighs_nothing
-from regard.core import Attended, Call, accumulation_dtype
+from regard.core.attention import Attended, Call, accumulation_dtype
+from regard.core.errors import ConfigError
+from regard.core.info import Info, Supports
+from regard.core.state import Entry, Summary, constant
 from regard.engines.sums.engine import kernel_average
 from regard.engines.sums.forms import FORMS, average_by
 from regard.engines.sums.passes import divisor, weightless
 from regard.engines.sums.step import Averaged
-from regard.errors import ConfigError
 from regard.features.maps import FEATURE_MAPS, FeatureMap
-from regard.info import Info, Supports
-from regard.state import Entry, Summary, constant
 
 BASE = 10_000.0
 """of the rotary frequencies (Su et al. 2021)"""
@@ -46,7 +46,7 @@ class Linear(Kernel):
 
     Example:
         >>> import torch
-        >>> from regard.core import Heads
+        >>> from regard.core.attention import Heads
         >>> attention = Linear(Heads(count=1, key_dim=8, causal=True))
         >>> inputs = (torch.randn(3, 1, 1, length, 8) for length in (1, 1000))
         >>> [attention(*qkv, state=attention.initial_state(1)).state.nbytes for qkv in inputs]  # 8 x (8 + 1) numbers

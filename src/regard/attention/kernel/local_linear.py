@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from regard.attention.kernel import Kernel, defined_features, ratio
 from regard.attention.kernel._exact import EXPLICIT_QUERIES, exact_average
-from regard.core import Attended, Call, accumulation_dtype, merge
+from regard.core.attention import Attended, Call, accumulation_dtype, merge
+from regard.core.info import Info, Supports
+from regard.core.options import weight
+from regard.core.state import Entry, Summary, constant
 from regard.engines.sums.engine import kernel_average
 from regard.engines.sums.passes import weightless
 from regard.engines.sums.step import Averaged
-from regard.info import Info, Supports
-from regard.options import weight
 from regard.patterns import Pattern, causal, everything
 from regard.patterns import window as within
-from regard.state import Entry, Summary, constant
 
 Part = tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]
 """values and the log of their normaliser, as `merge` takes them"""

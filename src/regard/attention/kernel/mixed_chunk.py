@@ -10,10 +10,10 @@ from annotated_types import Ge
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Attended, Attention, Call, accumulation_dtype
-from regard.info import Info, Supports
-from regard.options import weight
-from regard.state import Entry, Summary, constant
+from regard.core.attention import Attended, Attention, Call, accumulation_dtype
+from regard.core.info import Info, Supports
+from regard.core.options import weight
+from regard.core.state import Entry, Summary, constant
 
 
 class Projected(NamedTuple):

@@ -10,9 +10,9 @@ from annotated_types import Ge
 from torch import Tensor
 
 from regard.attention.kernel import RandomKernel, ratio
-from regard.core import Call
+from regard.core.attention import Call
+from regard.core.info import Info, Supports
 from regard.engines.sums.passes import LOWEST
-from regard.info import Info, Supports
 
 
 @final

@@ -11,12 +11,12 @@ from jaxtyping import Int
 from torch import Tensor
 
 from regard.attention.kernel._exact import EXPLICIT_QUERIES, exact_average
-from regard.core import Attended, Attention, Call, accumulation_dtype
+from regard.core.attention import Attended, Attention, Call, accumulation_dtype
+from regard.core.errors import ConfigError
+from regard.core.info import Info, Supports
+from regard.core.options import weight
 from regard.engines.routed.sampling import sampled_keys
 from regard.engines.sums.noise import counted_call, position_noise
-from regard.errors import ConfigError
-from regard.info import Info, Supports
-from regard.options import weight
 from regard.patterns import causal, everything
 
 

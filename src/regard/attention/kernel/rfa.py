@@ -11,13 +11,13 @@ from annotated_types import Ge, Gt
 from torch import Tensor, nn
 
 from regard.attention.kernel import RandomKernel
-from regard.compiling import known_within
-from regard.core import Attended, Call, accumulation_dtype
+from regard.core.attention import Attended, Call, accumulation_dtype
+from regard.core.compiling import known_within
+from regard.core.info import Info, Input, Supports
+from regard.core.options import weight
+from regard.core.state import Entry, Summary, constant
 from regard.engines.sums.step import Averaged
 from regard.features.norms import balanced, short
-from regard.info import Info, Input, Supports
-from regard.options import weight
-from regard.state import Entry, Summary, constant
 
 SMALLEST = 1e-6
 """of the magnitude of a row's total, beside the largest gate weight (1 without a gate)"""

@@ -9,12 +9,12 @@ from annotated_types import Ge
 from torch import Tensor
 
 from regard.attention.lowrank._projections import Filters, Maxima, Means, Mixtures, Projection
-from regard.core import Attended, Attention, Call, accumulation_dtype, generator
+from regard.core.attention import Attended, Attention, Call, accumulation_dtype, generator
+from regard.core.errors import ConfigError
+from regard.core.info import Info, Supports
+from regard.core.mechanism import Mechanism
+from regard.core.options import weight
 from regard.engines.dense import dot_product
-from regard.errors import ConfigError
-from regard.info import Info, Supports
-from regard.mechanism import Mechanism
-from regard.options import weight
 
 
 @final

@@ -10,11 +10,11 @@ from annotated_types import Ge, Gt
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.core import Attended, Attention, Call, accumulation_dtype, generator
+from regard.core.attention import Attended, Attention, Call, accumulation_dtype, generator
+from regard.core.errors import ConfigError
+from regard.core.info import Info, Supports
+from regard.core.options import weight
 from regard.engines.dense import dot_product, expand_heads, softmax
-from regard.errors import ConfigError
-from regard.info import Info, Supports
-from regard.options import weight
 
 
 @final

@@ -10,10 +10,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.attention.dense import reference_softmax
-from regard.core import Attention, Call
+from regard.core.attention import Attention, Call
+from regard.core.info import Info
 from regard.engines.routed import nearest_points
 from regard.engines.routed.buckets import Rule, bucketed
-from regard.info import Info
 
 
 class Routed(Attention):

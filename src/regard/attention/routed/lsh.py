@@ -9,14 +9,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.attention.routed import Bucketed, nearest
-from regard.core import Attended, Call, accumulation_dtype, generator
+from regard.core.attention import Attended, Call, accumulation_dtype, generator
+from regard.core.errors import ConfigError
+from regard.core.info import Info, Supports
+from regard.core.options import weight
+from regard.core.randomness import decided
+from regard.core.state import Entry, per_slot
 from regard.engines.routed import near_one, vertices
-from regard.errors import ConfigError
 from regard.features.norms import unit
-from regard.info import Info, Supports
-from regard.options import weight
-from regard.randomness import decided
-from regard.state import Entry, per_slot
 
 TINY = 1e-12
 """least norm of a key: a key of zeros stays zero"""

@@ -10,14 +10,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.attention.routed import Bucketed, nearest
-from regard.core import Attended, Call, accumulation_dtype, generator, recomputing
+from regard.core.attention import Attended, Call, accumulation_dtype, generator, recomputing
+from regard.core.errors import ConfigError
+from regard.core.info import Info, Supports
+from regard.core.options import weight
+from regard.core.randomness import decided
+from regard.core.state import Entry, per_slot
 from regard.engines.routed.codes import gather_codes
-from regard.errors import ConfigError
 from regard.features.norms import balanced, short
-from regard.info import Info, Supports
-from regard.options import weight
-from regard.randomness import decided
-from regard.state import Entry, per_slot
 
 EPSILON = 1e-5
 """added to the variance of a query or key"""

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from regard.attention.kernel import defined_features
 from regard.attention.routed import Routed
-from regard.core import Attended, Call, accumulation_dtype, generator
+from regard.core.attention import Attended, Call, accumulation_dtype, generator
+from regard.core.errors import ConfigError
+from regard.core.info import Info, Supports
+from regard.core.options import weight
+from regard.core.randomness import decided
+from regard.core.state import Entry, per_slot
 from regard.engines.routed import doubled
 from regard.engines.routed.lists import best_keys, listed
-from regard.errors import ConfigError
 from regard.features.maps import FEATURE_MAPS, FeatureMap
-from regard.info import Info, Supports
-from regard.options import weight
-from regard.randomness import decided
-from regard.state import Entry, per_slot
 
 
 @final

@@ -11,15 +11,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.routed import Routed, nearest
-from regard.compiling import known_within
-from regard.core import Attended, Call, accumulation_dtype, generator, recomputing
+from regard.core.attention import Attended, Call, accumulation_dtype, generator, recomputing
+from regard.core.compiling import known_within
+from regard.core.info import Info, Supports
+from regard.core.options import weight
+from regard.core.randomness import decided
+from regard.core.state import Entry, Slots, State, Tape, constant, per_slot
 from regard.engines.routed import exact
 from regard.engines.routed.codes import coded, gather_codes, window
 from regard.features.norms import balanced, short
-from regard.info import Info, Supports
-from regard.options import weight
-from regard.randomness import decided
-from regard.state import Entry, Slots, State, Tape, constant, per_slot
 
 EPSILON = 1e-6
 """added to the mean square of a query or key"""

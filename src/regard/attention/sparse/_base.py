@@ -11,14 +11,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.bias import ScoreBias
-from regard.core import Attended, Attention, Call
+from regard.core.attention import Attended, Attention, Call
+from regard.core.bias import ScoreBias
+from regard.core.errors import UnsupportedError
+from regard.core.info import Info
+from regard.core.options import Options, hints, weight
+from regard.core.state import Entry, Slots, State, slot_positions
 from regard.engines.tiles import ONE_TILE_POSITIONS, Dropout, explicit, gathered_attention, tiled_attention
-from regard.errors import UnsupportedError
-from regard.info import Info
-from regard.options import Options, hints, weight
 from regard.patterns import FAR, Pattern, causal
-from regard.state import Entry, Slots, State, slot_positions
 
 EXPLICIT_QUERIES = 16
 """up to so many queries on a state see it through an explicit mask"""

@@ -9,13 +9,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.attention.sparse._base import EXPLICIT_QUERIES, PatternSoftmax, append_slots, at_keys, drop_slots
-from regard.bias import ScoreBias
-from regard.core import Attended, Call, registered_name
+from regard.core.attention import Attended, Call, registered_name
+from regard.core.bias import ScoreBias
+from regard.core.errors import ShapeError
+from regard.core.precision import accumulation_dtype
+from regard.core.state import Entry, State, per_slot, slot_positions
 from regard.engines.tiles import Dropout, gathered_attention, masked_attention, tiled_attention
 from regard.engines.tiles.gathered import columns, gather_tokens, merged, pair_logits, replace_tokens, within
-from regard.errors import ShapeError
-from regard.precision import accumulation_dtype
-from regard.state import Entry, State, per_slot, slot_positions
 
 
 class Tokens(NamedTuple):

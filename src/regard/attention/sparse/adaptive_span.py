@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from regard.attention.sparse._base import Sparse
 from regard.attention.sparse._spans import reach_of
-from regard.bias import ScoreBias
-from regard.core import Attended, Call, accumulation_dtype
+from regard.core.attention import Attended, Call, accumulation_dtype
+from regard.core.bias import ScoreBias
+from regard.core.info import Info, Supports
+from regard.core.options import weight
+from regard.core.state import State
+from regard.core.transforms import forward_mode
 from regard.engines.tiles.gathered import spanning
-from regard.info import Info, Supports
-from regard.options import weight
 from regard.patterns import Pattern, causal
 from regard.patterns import window as neighbours
-from regard.state import State
-from regard.transforms import forward_mode
 
 
 @final

@@ -7,7 +7,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from regard.attention.sparse._base import Sparse
-from regard.info import Info, Supports
+from regard.core.info import Info, Supports
 from regard.patterns import Pattern, strided
 
 

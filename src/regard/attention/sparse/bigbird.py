@@ -10,10 +10,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from regard.attention.sparse._globals import Globals
-from regard.core import generator
-from regard.errors import ConfigError
-from regard.info import Info, Supports
-from regard.options import weight
+from regard.core.attention import generator
+from regard.core.errors import ConfigError
+from regard.core.info import Info, Supports
+from regard.core.options import weight
 from regard.patterns import Pattern, per_head, random_blocks
 from regard.patterns.picks import draw, visible
 

@@ -10,8 +10,8 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from regard.attention.sparse._base import Sparse
-from regard.errors import ConfigError, LimitError
-from regard.info import Info, Supports
+from regard.core.errors import ConfigError, LimitError
+from regard.core.info import Info, Supports
 from regard.patterns import Pattern, everything, per_head, random_blocks
 
 

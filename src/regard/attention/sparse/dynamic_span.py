@@ -9,9 +9,9 @@ from torch import Tensor
 
 from regard.attention.sparse._base import Sparse, masked_average
 from regard.attention.sparse._spans import reach_of
-from regard.core import Attended, Call, accumulation_dtype
+from regard.core.attention import Attended, Call, accumulation_dtype
+from regard.core.info import Info, Input, Supports
 from regard.engines.dense import Rule, chunked, expand_heads, publish, softmax
-from regard.info import Info, Input, Supports
 from regard.patterns import Pattern
 from regard.patterns import window as neighbours
 

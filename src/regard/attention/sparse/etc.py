@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from regard.attention.sparse._base import masked_average
 from regard.attention.sparse._globals import Globals, Tokens, View
-from regard.bias import ScoreBias
-from regard.core import Call, generator
+from regard.core.attention import Call, generator
+from regard.core.bias import ScoreBias
+from regard.core.info import Info, Supports
+from regard.core.options import weight
 from regard.engines.tiles.gathered import spanning
-from regard.info import Info, Supports
-from regard.options import weight
 from regard.patterns import Pattern
 from regard.patterns import window as neighbours
 

@@ -9,8 +9,8 @@ from annotated_types import Ge
 from torch import Tensor
 
 from regard.attention.sparse._base import Sparse
-from regard.errors import ConfigError
-from regard.info import Info, Supports
+from regard.core.errors import ConfigError
+from regard.core.info import Info, Supports
 from regard.patterns import Pattern, block, per_head, summary
 
 

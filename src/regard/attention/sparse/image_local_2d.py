@@ -11,8 +11,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from regard.attention.sparse._base import Sparse
-from regard.errors import ConfigError
-from regard.info import Info, Supports
+from regard.core.errors import ConfigError
+from regard.core.info import Info, Supports
 from regard.patterns import Pattern
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from regard import patterns
 from regard.attention.sparse._base import Sparse
-from regard.errors import ConfigError
-from regard.info import Info, Supports
+from regard.core.errors import ConfigError
+from regard.core.info import Info, Supports
 
 
 @final
@@ -19,7 +19,7 @@ class Pattern(Sparse):
     """Softmax over any pattern: o_i = sum_j softmax_j(scale q_i . k_j) v_j over the j with rule(i, j).
 
     The rule is a text such as "window(64) | strided(128)" or "per_head(window(64), ...)" with one for each head, a
-    pattern of `regard.masks`, or a function of two integer tensors that returns booleans. Interval arithmetic finds
+    pattern of `regard.patterns`, or a function of two integer tensors that returns booleans. Interval arithmetic finds
     the tiles that it touches; a function that intervals cannot follow is exact too, and costs a mask of every tile.
     Cost: O(tiles touched x 64^2 x dim) time, O(length) memory. State: the keys that a later query may see.
 

@@ -10,11 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention.dense import reference_softmax
-from regard.bias import ScoreBias
-from regard.core import Attended, Attention, Call, accumulation_dtype
+from regard.core.attention import Attended, Attention, Call, accumulation_dtype
+from regard.core.bias import ScoreBias
+from regard.core.errors import ConfigError
+from regard.core.state import Entry, per_slot
 from regard.engines.dense import average_once, dot_product, expand_heads
-from regard.errors import ConfigError
-from regard.state import Entry, per_slot
 
 
 class Logits(NamedTuple):

@@ -14,12 +14,12 @@ from regard.attention.synthesized.dense_synthesizer import DenseSynthesizer
 from regard.attention.synthesized.factorized_dense_synthesizer import FactorizedDenseSynthesizer
 from regard.attention.synthesized.factorized_random_synthesizer import FactorizedRandomSynthesizer
 from regard.attention.synthesized.random_synthesizer import RandomSynthesizer
-from regard.core import generator
+from regard.core.attention import generator
+from regard.core.errors import ConfigError
+from regard.core.info import Info, Supports
+from regard.core.options import weight
+from regard.core.state import Entry, per_slot
 from regard.engines.dense import expand_heads
-from regard.errors import ConfigError
-from regard.info import Info, Supports
-from regard.options import weight
-from regard.state import Entry, per_slot
 
 PARTS: Mapping[str, tuple[type[Synthesizer], tuple[str, ...]]] = {
     "random": (RandomSynthesizer, ()),

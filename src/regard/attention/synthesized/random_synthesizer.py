@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.synthesized import Logits, Synthesizer
-from regard.core import generator
-from regard.info import Info, Supports
-from regard.options import weight
+from regard.core.attention import generator
+from regard.core.info import Info, Supports
+from regard.core.options import weight
 
 
 @final

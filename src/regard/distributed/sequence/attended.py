@@ -8,17 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.bias import ScoreBias
-from regard.core import Attended, Attention
+from regard.core.attention import Attended, Attention
+from regard.core.bias import ScoreBias
+from regard.core.errors import UnsupportedError
+from regard.core.options import registered_name
 from regard.distributed.sequence.parts import Parts
 from regard.distributed.sequence.passing import passed, summed
 from regard.distributed.sequence.ring import ring
 from regard.distributed.sequence.tiles import MadeBias, behind_window, within_window
-from regard.errors import UnsupportedError
 from regard.head_mix import HeadMix
 from regard.layer.exchange import Exchange
 from regard.layer.positions import token_positions
-from regard.options import registered_name
 from regard.patterns import FAR, Pattern
 from regard.position import Position
 

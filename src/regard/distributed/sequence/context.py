@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.core.errors import UnsupportedError
 from regard.distributed.group import Group
 from regard.distributed.sequence.attended import SharedAttention, way_of
 from regard.distributed.sequence.parts import Parts
-from regard.errors import UnsupportedError
 from regard.layer import AttentionLayer
 from regard.models import LanguageModel, MaskedLanguageModel
 from regard.models.depth.fixed import Fixed

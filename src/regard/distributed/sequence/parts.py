@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from regard.core.dump import SLOT_AXIS
+from regard.core.errors import InputError, ShapeError
 from regard.distributed.group import Group
-from regard.dump import SLOT_AXIS
-from regard.errors import InputError, ShapeError
 
 Given = tuple[int, Tensor]
 """a process, by its place among those that share a sequence, and what it is sent or what it sends"""

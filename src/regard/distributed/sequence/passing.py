@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.core import Attended, Attention
+from regard.core.attention import Attended, Attention
+from regard.core.state import State, Summary
 from regard.distributed.sequence.parts import Parts
 from regard.distributed.sequence.tiles import MadeBias
-from regard.state import State, Summary
 
 Fact = tuple[tuple[int, ...], torch.dtype]
 """what a tensor is that is sent"""

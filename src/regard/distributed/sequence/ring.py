@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.bias import ScoreBias
-from regard.core import Attended, Attention, accumulation_dtype, merge
+from regard.core.attention import Attended, Attention, accumulation_dtype, merge
+from regard.core.bias import ScoreBias
 from regard.distributed.sequence.balance import Blocks, balanced, contiguous, moved
 from regard.distributed.sequence.parts import Given, Parts
 from regard.patterns import Pattern, Span

@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.bias import ScoreBias
-from regard.core import Attended, Attention
+from regard.core.attention import Attended, Attention
+from regard.core.bias import ScoreBias
+from regard.core.state import Slots, Tape
 from regard.distributed.sequence.parts import Parts, carried
 from regard.patterns import Pattern, Span
-from regard.state import Slots, Tape
 
 MadeBias = Callable[[tuple[int, int], tuple[int, int]], ScoreBias | None]
 """(lowest and highest distance, rows of 0 before and behind the queries) -> the bias"""

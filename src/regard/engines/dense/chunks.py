@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.bias import ScoreBias
-from regard.core import Call, accumulation_dtype
-from regard.transforms import guarded
+from regard.core.attention import Call, accumulation_dtype
+from regard.core.bias import ScoreBias
+from regard.core.transforms import guarded
 
 CHUNK_ELEMENTS = 1 << 18
 """numbers in the largest tensor of a chunk, 1 MiB in float32"""

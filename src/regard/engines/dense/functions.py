@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from regard import consent
-from regard.core import generator
-from regard.errors import ConfigError
+from regard.core.attention import generator
+from regard.core.errors import ConfigError
+from regard.files import consent
 
 PairScore = Callable[..., Tensor]
 """(queries, keys, *weights) -> logits (batch, heads, queries, keys)"""

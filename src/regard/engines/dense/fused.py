@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.compiling import exporting
-from regard.core import Call, accumulation_dtype
+from regard.core.attention import Call, accumulation_dtype
+from regard.core.compiling import exporting
 from regard.engines.dense.chunks import Rule, chunked, publish, softmax
 from regard.engines.tiles import tiled_attention
 from regard.patterns import causal, everything

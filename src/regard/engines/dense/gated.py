@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core import Call, accumulation_dtype
+from regard.core.attention import Call, accumulation_dtype
 from regard.engines.dense.chunks import Rule, chunked, publish, softmax
 from regard.engines.dense.fused import expand_heads
 from regard.engines.tiles import masked_attention, pair_sums, tiled_attention

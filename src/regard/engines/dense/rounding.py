@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.core import accumulation_dtype
-from regard.state import Slots
-from regard.transforms import forward_mode
+from regard.core.attention import accumulation_dtype
+from regard.core.state import Slots
+from regard.core.transforms import forward_mode
 
 
 def rounded_rows(weights: Float[Tensor, "*rows keys"], levels: int, renormalise: bool) -> Float[Tensor, "*rows keys"]:

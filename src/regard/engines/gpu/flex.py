@@ -16,13 +16,13 @@ from torch._inductor.exc import InductorError
 from torch.nn.attention import flex_attention as flex_module
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, flex_attention
 
-from regard.bias import ScoreBias
+from regard.core.bias import ScoreBias
+from regard.core.errors import ConfigError, UnsupportedError
+from regard.core.transforms import refuse_tangents
 from regard.engines.tiles import Dropout, explicit
 from regard.engines.tiles.layout import touched
 from regard.engines.tiles.parts import natural
-from regard.errors import ConfigError, UnsupportedError
 from regard.patterns import Pattern
-from regard.transforms import refuse_tangents
 
 BLOCK = 128
 """positions in a block: the least that FlexAttention takes by default"""

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.core import accumulation_dtype
+from regard.core.attention import accumulation_dtype
 from regard.engines.sums.passes import empty_sum, turned
 from regard.engines.sums.step import Averaged, step
 from regard.features.maps import FeatureMap

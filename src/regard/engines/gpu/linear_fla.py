@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.errors import UnsupportedError
+from regard.core.errors import UnsupportedError
 
 
 def require() -> None:

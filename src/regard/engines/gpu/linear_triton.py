@@ -18,9 +18,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.core.errors import UnsupportedError
+from regard.core.transforms import guarded
 from regard.engines.gpu._interpreter import INTERPRETED
-from regard.errors import UnsupportedError
-from regard.transforms import guarded
 
 
 def require() -> None:

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.core.precision import accumulation_dtype
 from regard.features.norms import balanced
-from regard.precision import accumulation_dtype
 
 LOG2E = 1.4426950408889634
 """logits are kept in units of log 2: exp2 is several times faster than exp on a CPU"""

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.core.precision import accumulation_dtype
+from regard.core.transforms import guarded
 from regard.engines.routed import LOG2E, accumulate, exact, lost, room
-from regard.precision import accumulation_dtype
-from regard.transforms import guarded
 
 ABSENT = float(1 << 25)
 """the position of an empty place; positions and codes are exact floats below 2^24"""

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.core.precision import accumulation_dtype
+from regard.core.state import Slots
+from regard.core.transforms import guarded
 from regard.engines.routed import LOG2E, accumulate, exact, room
 from regard.features.waves import sinusoids
-from regard.precision import accumulation_dtype
-from regard.state import Slots
-from regard.transforms import guarded
 
 
 class Segment(NamedTuple):

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from regard.core.precision import accumulation_dtype
+from regard.core.transforms import guarded
 from regard.engines.routed import accumulate, doubled, exact, room
-from regard.precision import accumulation_dtype
-from regard.transforms import guarded
 
 PIECEWISE_QUERIES = 16
 """up to this many queries the keys are widened piece by piece"""

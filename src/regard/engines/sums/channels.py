@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from regard.core import accumulation_dtype
+from regard.core.attention import accumulation_dtype
+from regard.core.transforms import guarded
 from regard.engines.sums.passes import CHUNK, LOWEST, SPAN, Span, count_spans, divisor, learning, require_kept, spans
-from regard.transforms import guarded
 
 __all__ = ["average_by_channel"]
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from regard.core import accumulation_dtype
+from regard.core.attention import accumulation_dtype
+from regard.core.transforms import guarded
 from regard.engines.sums.backward import Gradients, backward_causal, backward_full
 from regard.engines.sums.passes import (
     CHUNK,
@@ -23,7 +24,6 @@ from regard.engines.sums.passes import (
 )
 from regard.engines.sums.step import Averaged, step
 from regard.features.maps import FEATURE_MAPS
-from regard.transforms import guarded
 
 __all__ = ["kernel_average"]
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from regard.core import accumulation_dtype
+from regard.core.attention import accumulation_dtype
 from regard.engines.sums.passes import divisor, empty_sum, turned
 from regard.engines.sums.step import Averaged
 from regard.features.maps import FeatureMap

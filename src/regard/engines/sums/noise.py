@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from regard.core import generator, recomputing
+from regard.core.attention import generator, recomputing
 
 BLOCK = 32
 """positions that one generator serves: fewer would take more generators, more would draw what decoding discards"""

@@ -22,9 +22,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.compiling import exporting, known_within
-from regard.core import accumulation_dtype
-from regard.errors import UnsupportedError
+from regard.core.attention import accumulation_dtype
+from regard.core.compiling import exporting, known_within
+from regard.core.errors import UnsupportedError
 from regard.features.maps import LOG2E, FeatureMap
 
 CHUNK = 64

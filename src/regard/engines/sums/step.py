@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.core import accumulation_dtype
+from regard.core.attention import accumulation_dtype
 from regard.engines.sums.passes import LOWEST, divisor, turned
 from regard.features.maps import FeatureMap
 
 
 class Averaged(NamedTuple):
-    """The result of a call. `log(total) + highest` is the log of the normaliser, as `regard.core.merge` takes it."""
+    """The result of a call. `log(total) + highest` is the log of the normaliser, as `regard.merge` takes it."""
 
     values: Tensor
     """(batch, heads, queries, value); not normalised: to be multiplied by exp(highest)"""

@@ -12,17 +12,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.bias import ScoreBias
+from regard.core.bias import ScoreBias
+from regard.core.errors import ConfigError
+from regard.core.precision import accumulation_dtype
+from regard.core.transforms import guarded
 from regard.engines.tiles.decay import Sight, faded, gate_gradient, level_tiles, pair_sums, to_nearest
 from regard.engines.tiles.dropout import Dropout, labels
 from regard.engines.tiles.operands import Operands, lowest
 from regard.engines.tiles.passes import backward, forward
 from regard.engines.tiles.plan import Plan, Positions, find_plan
-from regard.errors import ConfigError
 from regard.patterns import Pattern
 from regard.patterns.pattern import unwritten
-from regard.precision import accumulation_dtype
-from regard.transforms import guarded
 
 ONE_TILE_POSITIONS = 256
 """up to so many queries and keys, one tile holds everything"""

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.core.precision import accumulation_dtype
 from regard.engines.tiles.operands import Group, Labels, Scratch, Share, Step, lanes, pick
-from regard.precision import accumulation_dtype
 
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 FIRST, SECOND = 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)

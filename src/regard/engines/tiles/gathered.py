@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.bias import ScoreBias
+from regard.core.bias import ScoreBias
 from regard.engines.tiles.operands import lowest
 
 
@@ -92,6 +92,6 @@ def columns(table: Tensor, at: Tensor) -> Tensor:
 
 
 def merged(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
-    """`regard.core.merge` of two parts without stacking them: a step by the logistic of their log-sum-exps."""
+    """`regard.merge` of two parts without stacking them: a step by the logistic of their log-sum-exps."""
     weight = torch.sigmoid(one[1].clamp_min(lowest(one[1])) - other[1].clamp_min(lowest(other[1])))
     return torch.lerp(other[0], one[0], weight[..., None])

@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Iterator
 
 from regard import specs
-from regard.errors import UnsupportedError
+from regard.core.errors import UnsupportedError
 from regard.integrations.architectures._base import Architecture, AttentionModule, Config, Form, class_names
 
 __all__ = ["Architecture", "AttentionModule", "Config", "Form", "by_name", "class_names", "every", "names"]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from regard import specs
-from regard.errors import UnsupportedError
+from regard.core.errors import UnsupportedError
 from regard.integrations.weights import Settings, Stored, Weight, listed
 from regard.models.block_config import MlpKind
 from regard.models.config import ModelConfig

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from regard import specs
-from regard.errors import UnsupportedError
+from regard.core.errors import UnsupportedError
 from regard.integrations.architectures._base import Architecture, AttentionModule, Form, Gguf, Key, Table, Widths, pairs
 from regard.integrations.weights import Settings, Weight, each
 from regard.models import LanguageModel

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
-from regard.errors import UnsupportedError
+from regard.core.errors import UnsupportedError
 from regard.integrations.architectures._base import (
     AttentionModule,
     Form,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard import specs
 from regard.attention.sparse.bigbird import Bigbird
-from regard.errors import UnsupportedError
+from regard.core.errors import UnsupportedError
 from regard.integrations.architectures._base import Architecture, Key, activation
 from regard.integrations.architectures._encoders import (
     MASKED,

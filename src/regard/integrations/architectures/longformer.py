@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import cast
 
 from regard.attention.sparse.longformer import Longformer
-from regard.errors import UnsupportedError
+from regard.core.errors import UnsupportedError
 from regard.integrations.architectures._base import Architecture
 from regard.integrations.architectures._encoders import (
     MASKED_ROBERTA,

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from regard import specs
 from regard.attention.lowrank.nystrom import Nystrom
-from regard.errors import UnsupportedError
+from regard.core.errors import UnsupportedError
 from regard.integrations.architectures._base import Architecture, Key, activation
 from regard.integrations.architectures._encoders import (
     MASKED,

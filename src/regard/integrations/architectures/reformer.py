@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard import specs
 from regard.attention.sparse.pattern import Pattern
-from regard.errors import CheckpointError, UnsupportedError
+from regard.core.errors import CheckpointError, UnsupportedError
 from regard.integrations.architectures._base import Architecture, Form, Key, Table, activation, pairs
 from regard.integrations.weights import Settings, Stored, Weight
 from regard.models import LanguageModel

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from regard.errors import UnsupportedError
+from regard.core.errors import UnsupportedError
 from regard.integrations.architectures._base import (
     Architecture,
     AttentionModule,

@@ -9,7 +9,7 @@ from regard import specs
 if TYPE_CHECKING:
     from torch import nn
 
-    from regard.core import Attention
+    from regard.core.attention import Attention
     from regard.memory.caches._base import Cache, Eviction
 
 PACKAGE = "regard.memory.caches"

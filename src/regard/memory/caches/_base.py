@@ -10,17 +10,17 @@ from annotated_types import Ge
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.bias import ScoreBias
-from regard.call import Attended
-from regard.composite import States
-from regard.core import Attention, State, registered_name
-from regard.errors import ConfigError, ShapeError, UnsupportedError, kind_of
-from regard.info import Heads
+from regard.core.attention import Attention, State, registered_name
+from regard.core.bias import ScoreBias
+from regard.core.call import Attended
+from regard.core.composite import States
+from regard.core.errors import ConfigError, ShapeError, UnsupportedError, kind_of
+from regard.core.info import Heads
+from regard.core.options import Configured, option, weight
+from regard.core.randomness import drawn_on_cpu
+from regard.core.state import Slots
 from regard.memory.caches._rows import Seen, together
 from regard.memory.caches._slots import only_slots, pick, rows_of
-from regard.options import Configured, option, weight
-from regard.randomness import drawn_on_cpu
-from regard.state import Slots
 
 
 @dataclass(frozen=True)

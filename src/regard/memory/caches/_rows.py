@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.bias import ScoreBias
-from regard.core import Attention
-from regard.state import Slots, Tape
+from regard.core.attention import Attention
+from regard.core.bias import ScoreBias
+from regard.core.state import Slots, Tape
 
 
 class Seen(NamedTuple):

@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from regard.bias import ScoreBias
-from regard.composite import States
-from regard.core import Attention
-from regard.errors import UnsupportedError
-from regard.state import Slots, Tape
+from regard.core.attention import Attention
+from regard.core.bias import ScoreBias
+from regard.core.composite import States
+from regard.core.errors import UnsupportedError
+from regard.core.state import Slots, Tape
 
 _LENGTHS = (1, 100, 10_000)
 """lengths at which a mechanism must say that it keeps every slot"""

@@ -5,8 +5,8 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from regard.core import Attention, generator
-from regard.errors import UnsupportedError
+from regard.core.attention import Attention, generator
+from regard.core.errors import UnsupportedError
 from regard.memory.caches._base import CacheState, Recent
 
 

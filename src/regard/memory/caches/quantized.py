@@ -8,15 +8,15 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from regard.bias import ScoreBias
-from regard.call import Attended
-from regard.composite import States
-from regard.core import Attention
-from regard.errors import ConfigError, UnsupportedError
+from regard.core.attention import Attention
+from regard.core.bias import ScoreBias
+from regard.core.call import Attended
+from regard.core.composite import States
+from regard.core.errors import ConfigError, UnsupportedError
+from regard.core.state import Slots, Tape
 from regard.memory.caches._base import Cache
 from regard.memory.caches._codes import coded, decoded, packed, unpacked
 from regard.memory.caches._slots import only_slots, rows_of
-from regard.state import Slots, Tape
 
 
 @dataclass(frozen=True)

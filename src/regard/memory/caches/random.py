@@ -6,7 +6,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from regard.core import generator
+from regard.core.attention import generator
 from regard.memory.caches._base import CacheState, Recent
 
 _BLOCK = 1024

@@ -7,14 +7,14 @@ import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor
 
-from regard.bias import ScoreBias
-from regard.call import Attended
-from regard.composite import States
-from regard.core import Attention
-from regard.errors import ConfigError
+from regard.core.attention import Attention
+from regard.core.bias import ScoreBias
+from regard.core.call import Attended
+from regard.core.composite import States
+from regard.core.errors import ConfigError
+from regard.core.options import weight
 from regard.memory.caches._base import CacheState, Eviction, newest, weighable
 from regard.memory.caches._slots import rows_of
-from regard.options import weight
 
 
 @final

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, final
 from annotated_types import Ge
 from torch import Tensor
 
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
 from regard.memory.caches._base import CacheState, Eviction
 
 

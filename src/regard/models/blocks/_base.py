@@ -9,15 +9,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.core import generator
-from regard.errors import ConfigError
+from regard.core.attention import generator
+from regard.core.errors import ConfigError
+from regard.core.state import State
 from regard.layer import AttentionLayer, LayerOutput
 from regard.memory import MemoryState
 from regard.models.block_config import BlockConfig, NormPlace, Recomputed
 from regard.models.parts import Mlp, build_norm, in_pieces
 from regard.models.recompute import recomputed
 from regard.position import Position
-from regard.state import State
 
 
 class Block(nn.Module, ABC):

@@ -4,7 +4,7 @@ from typing import final
 
 from torch import Tensor
 
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
 from regard.models.block_config import BlockConfig
 from regard.models.blocks._base import OneStream
 

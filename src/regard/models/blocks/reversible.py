@@ -9,7 +9,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook  # pyright: ignore[reportPrivateUsage]
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from regard.errors import ConfigError, UnsupportedError
+from regard.core.errors import ConfigError, UnsupportedError
+from regard.core.randomness import choosing_again, noting
+from regard.core.state import State
+from regard.core.transforms import forward_mode
 from regard.layer import AttentionLayer, LayerOutput
 from regard.memory import MemoryState
 from regard.models.block_config import BlockConfig
@@ -17,9 +20,6 @@ from regard.models.blocks._base import Block
 from regard.models.config import ModelConfig
 from regard.models.parts import build_norm
 from regard.models.recompute import Left
-from regard.randomness import choosing_again, noting
-from regard.state import State
-from regard.transforms import forward_mode
 
 
 @final

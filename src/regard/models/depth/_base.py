@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.core import registered_name
+from regard.core.attention import registered_name
+from regard.core.options import Configured, option
+from regard.core.state import State
 from regard.memory import MemoryState
 from regard.models.block_config import BlockConfig
 from regard.models.blocks import Block
-from regard.options import Configured, option
-from regard.state import State
 
 Readout = Callable[[Float[Tensor, "batch length dim"]], Float[Tensor, "batch length vocab"]]
 """the logits that the model would give if its blocks ended here: its last norm and its output layer"""

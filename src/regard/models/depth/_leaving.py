@@ -9,11 +9,11 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
+from regard.core.options import registered_name
+from regard.core.state import State
 from regard.models.blocks import Block
 from regard.models.depth._base import Depth
-from regard.options import registered_name
-from regard.state import State
 
 Leaves = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """says after block n, from 0, which tokens go on (batch, length), from those that did and the hidden states after and

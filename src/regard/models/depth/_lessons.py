@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.precision import accumulation_dtype
+from regard.core.precision import accumulation_dtype
 
 Weights = Literal["uniform", "rising"]
 

@@ -7,12 +7,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.composite import States
-from regard.core import generator
+from regard.core.attention import generator
+from regard.core.composite import States
+from regard.core.state import State, Summary
 from regard.layer import linear
 from regard.models.block_config import BlockConfig
 from regard.models.parts import ShortConvolution, build_norm
-from regard.state import State, Summary
 
 KERNELS = 3, 5
 """widths of the two convolutions, those of the published code"""

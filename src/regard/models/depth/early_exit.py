@@ -9,15 +9,15 @@ from annotated_types import Ge, Le
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.composite import States
-from regard.errors import ConfigError, UnsupportedError
+from regard.core.composite import States
+from regard.core.errors import ConfigError, UnsupportedError
+from regard.core.options import weight
+from regard.core.precision import accumulation_dtype
+from regard.core.state import State, Summary
 from regard.models.blocks import Block
 from regard.models.depth._base import Looped, Readout, Threads, slots_of
 from regard.models.depth._leaving import Leaving, of_some, taken
 from regard.models.depth._lessons import Answers, Weights, balanced, best, exit_weights, log_geometric, smoothed
-from regard.options import weight
-from regard.precision import accumulation_dtype
-from regard.state import State, Summary
 
 LEARNT = ("classifier", "geometric", "multinomial", "sequence")
 """confidences that have weights"""
@@ -90,7 +90,7 @@ class EarlyExit(Leaving):
     threshold: Annotated[float, Ge(0), Le(1)] = 1.0
     """lambda: a token leaves once its confidence is as high; 1: none does"""
     thresholds: tuple[float | None, ...] = ()
-    """tau_n of each block but the last in place of lambda, as `regard.calibration.grid_search` finds, None where no
+    """tau_n of each block but the last in place of lambda, as `regard_lab.calibration.grid_search` finds, None where no
     token leaves; none: lambda"""
     confidence: Literal["softmax", "saturation", "classifier", "geometric", "multinomial", "sequence"] = "softmax"
     """c: the gap between the two likeliest outputs, how little the last block turned the hidden state, or one that is

@@ -7,13 +7,13 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor, nn
 
-from regard.compiling import known_within
+from regard.core.compiling import known_within
+from regard.core.options import weight
+from regard.core.precision import accumulation_dtype
 from regard.features.norms import balanced
 from regard.models.blocks import Block
 from regard.models.depth._base import Looped, Threads, slots_of
 from regard.models.depth._leaving import Leaving, few, taken
-from regard.options import weight
-from regard.precision import accumulation_dtype
 
 
 @final
@@ -22,7 +22,7 @@ class LightExit(Leaving):
 
     A token that leaves after block n < N gives a^n + W_n a^n + b_n to the model's last norm, a guess at what the other
     blocks would have made of it; the blocks above still take their keys from h^n. W_n, b_n, w_n, c_n are fitted to a
-    model whose own weights stay as they are (`regard.training.exit_heads`); before that every confidence is 1/2
+    model whose own weights stay as they are (`regard_lab.training.exit_heads`); before that every confidence is 1/2
     and every guess is a^n.
 
     Cost: that of the blocks up to the last of a call to leave, the keys of the others, dim operations for a confidence

@@ -7,16 +7,16 @@ import torch
 from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor, nn
 
-from regard.composite import States
-from regard.core import generator
-from regard.errors import ConfigError
+from regard.core.attention import generator
+from regard.core.composite import States
+from regard.core.errors import ConfigError
+from regard.core.options import weight
+from regard.core.precision import accumulation_dtype
+from regard.core.state import State
 from regard.models.blocks import Block
 from regard.models.depth._base import Depth, Looped, Threads, over, slots_of
 from regard.models.depth._transition import Transition
-from regard.options import weight
 from regard.position._base import sinusoidal_code
-from regard.precision import accumulation_dtype
-from regard.state import State
 
 
 @final

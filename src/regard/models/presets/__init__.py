@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from regard.errors import ConfigError, nearest
+from regard.core.errors import ConfigError, nearest
 from regard.models.presets import decoders, encoder_decoders, encoders, images, segments, units
 from regard.models.presets._preset import Preset
 

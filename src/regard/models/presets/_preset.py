@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
-from regard.errors import ConfigError, nearest
-from regard.types_of import hints
+from regard.core.errors import ConfigError, nearest
+from regard.core.types_of import hints
 
 Fields = dict[str, object]
 """values of a configuration by field: `Fields(dim=64, heads=4)`"""

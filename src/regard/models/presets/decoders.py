@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from regard.errors import ConfigError, nearest
+from regard.core.errors import ConfigError, nearest
 from regard.models.config import ModelConfig
 from regard.models.presets._preset import Fields, Preset, preset
 
@@ -72,8 +72,8 @@ knn_lm = Preset(
 
     Neighbours are no part of its weights or its training. `regard knn build` makes the datastore with the trained run,
     `regard knn sweep` finds their weight, and `regard evaluate` and `regard generate` mix them in with `--datastore`;
-    in Python `regard.retrieval.KnnLm` stands around it. Any other decoder whose last block has an MLP serves as well,
-    published weights among them. Published with adaptive embeddings; here it is one table.
+    in Python `regard_lab.retrieval.KnnLm` stands around it. Any other decoder whose last block has an MLP serves as
+    well, published weights among them. Published with adaptive embeddings; here it is one table.
 
     Source: Khandelwal et al. 2020, section 4; the network of Baevski & Auli 2019.
     """,

@@ -1,6 +1,6 @@
 """Encoder-decoders."""
 
-from regard.errors import ConfigError, nearest
+from regard.core.errors import ConfigError, nearest
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
 from regard.models.presets._preset import Fields, Preset, preset
 

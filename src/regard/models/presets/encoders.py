@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from regard.errors import ConfigError, nearest
+from regard.core.errors import ConfigError, nearest
 from regard.models.encoder_config import EncoderConfig
 from regard.models.fusion_config import FusionConfig
 from regard.models.presets._preset import Fields, Preset, preset

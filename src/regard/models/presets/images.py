@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from regard.errors import ConfigError, nearest
+from regard.core.errors import ConfigError, nearest
 from regard.models.config import ModelConfig
 from regard.models.encoder_config import EncoderConfig
 from regard.models.presets._preset import Fields, Preset, preset
@@ -82,7 +82,7 @@ def image_transformer(
     has one row for every level. The conditional form is the default model of the task `super_resolution`.
 
     Args:
-        height, width, channels, levels: of the images, as `regard.tasks.pixels.Grid`.
+        height, width, channels, levels: of the images, as `regard_lab.tasks.pixels.Grid`.
         local: attention in one dimension or two.
         query_block: rows and columns of a block, and of what is seen above and beside it; of `2d` only. None: (8, 16).
 

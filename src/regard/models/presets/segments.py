@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
 from regard.models.config import ModelConfig
 from regard.models.presets._preset import Fields, preset
 

@@ -1,15 +1,13 @@
-"""The suite: every promise of a mechanism is tested, and everything that it does not promise must be refused.
-
-Position schemes, memories, layers, blocks and the targets of language models are no mechanisms; each kind has laws of
-its own.
-"""
+"""The suite: every promise of a mechanism is tested, and everything that it does not promise must be refused."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from regard import catalog, consent
+from regard import catalog
 from regard.catalog import parts, resolve
-from regard.core import Attention
-from regard.errors import ConfigError, RegardError, nearest
+from regard.core.attention import Attention
+from regard.core.errors import ConfigError, RegardError, nearest
+from regard.core.types_of import typed
+from regard.files import consent
 from regard.testing.checks import (  # noqa: F401 - each module enters its checks into the suite, in this order
     apart,
     basic,
@@ -18,20 +16,14 @@ from regard.testing.checks import (  # noqa: F401 - each module enters its check
     compilation,
     configuration,
     cost,
-    depth,
-    exits,
     gradient,
     inputs,
     marks,
     mask,
-    memories,
     merge,
     misfits,
-    model_states,
-    models,
     nan,
     pattern,
-    positions,
     precision,
     rewind,
     state,
@@ -40,15 +32,9 @@ from regard.testing.checks import (  # noqa: F401 - each module enters its check
 )
 from regard.testing.inputs import Subject, on
 from regard.testing.registry import REGISTERED, Check, CheckResult, conduct
-from regard.types_of import typed
 
 CHECKS: dict[str, Check] = {name: each for name, each in REGISTERED.items() if issubclass(each.kind, Attention)}
 """Every check of mechanisms by name, in the order in which they run."""
-
-PART_CHECKS: dict[str, Check] = {
-    name: each for name, each in REGISTERED.items() if not issubclass(each.kind, Attention)
-}
-"""Every check of parts of models by name."""
 
 
 @typed
@@ -89,7 +75,7 @@ def check_attention(
         options = [settings] if options is None and settings else options
     else:
         cls = catalog.mechanism(mechanism, getattr(mechanism, "__name__", repr(mechanism)))
-    wanted = _named(CHECKS, checks)
+    wanted = named(CHECKS, checks)
     results: list[CheckResult] = []
     with on(device):
         for at, chosen in enumerate(cls.samples if options is None else options):
@@ -117,38 +103,7 @@ def _require_built(subject: Subject) -> None:
             raise fault from error
 
 
-@typed
-def check_part(part: type, *, checks: Iterable[str] | None = None, device: str = "cpu") -> list[CheckResult]:
-    """Run the laws of its kind over a part of a model: a class of the library's, or one of your own.
-
-    Args:
-        part: a subclass of `Position`, `Memory`, `Cache`, `AttentionLayer`, `Block`, `CrossBlock`, `LanguageModel`,
-            `EncoderDecoder` or `Windows` (the data of `TextTask`).
-        checks: names of checks to run; None: all of its kind.
-        device: as of `check_attention`.
-
-    Returns:
-        One result per check.
-
-    Raises:
-        ConfigError: an unknown check, or a class that no check is for.
-
-    Example:
-        >>> from regard.position.alibi import Alibi
-        >>> [(result.check, result.status) for result in check_part(Alibi)][:2]
-        [('published_logits', 'passed'), ('columns_are_distances', 'passed')]
-    """
-    wanted = _named(PART_CHECKS, checks)
-    laws = [each for each in wanted if issubclass(part, each.kind)]
-    if not laws:
-        kinds = sorted({each.kind.__name__ for each in PART_CHECKS.values()})
-        names = [each.name for each in wanted]
-        raise ConfigError(f"{part.__name__} is none of {', '.join(kinds)}, or {names} is not for it")
-    with on(device):
-        return [conduct(each, part) for each in laws]
-
-
-def _named(among: Mapping[str, Check], names: Iterable[str] | None) -> list[Check]:
+def named(among: Mapping[str, Check], names: Iterable[str] | None) -> list[Check]:
     """The checks of these names; None: all."""
     if isinstance(names, str | bytes):
         raise ConfigError(f"checks is a list of names; write checks=[{names!r}]")

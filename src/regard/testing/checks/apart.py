@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import torch
 
-from regard.core import Attention
-from regard.errors import RegardError
-from regard.head_parts import head_part
+from regard.core.attention import Attention
+from regard.core.errors import RegardError
+from regard.core.head_parts import head_part
 from regard.testing.compare import largest_error
 from regard.testing.inputs import LENGTH, Inputs, Subject, run
 from regard.testing.registry import check, require

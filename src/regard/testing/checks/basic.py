@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from regard.bias import ScoreBias
-from regard.core import Attention, Heads, State
-from regard.errors import ConfigError, LimitError, ShapeError, UnsupportedError
+from regard.core.attention import Attention, Heads, State
+from regard.core.bias import ScoreBias
+from regard.core.errors import ConfigError, LimitError, ShapeError, UnsupportedError
 from regard.testing.compare import assert_close, assert_identical
 from regard.testing.inputs import LENGTH, Inputs, Subject, call, changed, definition, exact_copy, here, randn, run
 from regard.testing.registry import Failure, check, require

@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from regard.bias import ScoreBias
-from regard.core import Attention
-from regard.errors import ShapeError
+from regard.core.attention import Attention
+from regard.core.bias import ScoreBias
+from regard.core.errors import ShapeError
 from regard.testing.compare import assert_close
 from regard.testing.inputs import (
     LENGTH,

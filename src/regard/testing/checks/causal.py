@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from regard.core import Attention
+from regard.core.attention import Attention
 from regard.testing.compare import assert_close, assert_identical, largest_error
 from regard.testing.inputs import LENGTH, LONG, Inputs, Subject, call, changed, definition, draw, run
 from regard.testing.registry import check, require

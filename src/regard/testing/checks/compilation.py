@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from regard.core import Attended, Attention, State
+from regard.core.attention import Attended, Attention, State
 from regard.testing.compare import assert_close
 from regard.testing.inputs import Inputs, Subject, call, draw, here, run
 from regard.testing.registry import Failure, check, require

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import annotated_types
 
-from regard.errors import ConfigError
+from regard.core.errors import ConfigError
 from regard.testing.compare import assert_identical
 from regard.testing.inputs import Subject, here, run
 from regard.testing.registry import Failure, check, require

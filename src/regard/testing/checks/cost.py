@@ -5,8 +5,8 @@ from functools import cache, partial
 
 import torch
 
-from regard.core import Attention
-from regard.info import Info
+from regard.core.attention import Attention
+from regard.core.info import Info
 from regard.testing.counting import Count, count
 from regard.testing.inputs import Inputs, Subject, call, draw, here, run
 from regard.testing.registry import check, require

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from regard.core import Attention
+from regard.core.attention import Attention
 from regard.testing.compare import assert_close, assert_gradients, assert_identical
 from regard.testing.conditioning import assert_float32
 from regard.testing.inputs import (

@@ -8,8 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from regard.core import Attention
-from regard.errors import InputError, ShapeError
+from regard.core.attention import Attention
+from regard.core.errors import InputError, ShapeError
 from regard.testing.compare import assert_close, assert_identical
 from regard.testing.inputs import (
     LENGTH,

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from regard.bias import ScoreBias
-from regard.core import Attention
+from regard.core.attention import Attention
+from regard.core.bias import ScoreBias
 from regard.testing.checks.bias import as_table, far_curve, far_relative
 from regard.testing.compare import assert_close, assert_identical
 from regard.testing.inputs import (

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from regard.errors import UnsupportedError
+from regard.core.errors import UnsupportedError
 from regard.testing.compare import assert_close, assert_identical, largest_error
 from regard.testing.inputs import (
     LENGTH,

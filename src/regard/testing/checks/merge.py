@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from regard.bias import ScoreBias
-from regard.core import Attended, Attention, accumulation_dtype, merge
+from regard.core.attention import Attended, Attention, accumulation_dtype, merge
+from regard.core.bias import ScoreBias
 from regard.testing.checks.bias import far_curve
 from regard.testing.compare import assert_close, assert_gradients, largest_error
 from regard.testing.inputs import LENGTH, Inputs, Subject, call, definition, here, mask_with_holes, randn, run

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from regard.bias import ScoreBias
-from regard.core import Attention
-from regard.errors import ShapeError
+from regard.core.attention import Attention
+from regard.core.bias import ScoreBias
+from regard.core.errors import ShapeError
 from regard.testing.inputs import LENGTH, Subject, here, randn
 from regard.testing.registry import Failure, check
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from regard.core import Attention
+from regard.core.attention import Attention
 from regard.testing.inputs import LENGTH, Inputs, Subject, definition, run
 from regard.testing.registry import check, require
 

@@ -7,8 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from regard.core import Attention
-from regard.errors import ConfigError
+from regard.core.attention import Attention
+from regard.core.errors import ConfigError
 from regard.testing.compare import assert_close, assert_identical, largest_error
 from regard.testing.conditioning import assert_float32
 from regard.testing.inputs import (

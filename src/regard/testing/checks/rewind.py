@@ -6,8 +6,8 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from regard.core import Attention, State
-from regard.errors import ShapeError, UnsupportedError
+from regard.core.attention import Attention, State
+from regard.core.errors import ShapeError, UnsupportedError
 from regard.testing.checks.state import same_state, start, stream
 from regard.testing.compare import assert_close, assert_identical
 from regard.testing.inputs import LENGTH, Inputs, Subject, here, mask_with_holes, run

@@ -4,8 +4,8 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from regard.bias import ScoreBias
-from regard.core import Attention, State
+from regard.core.attention import Attention, State
+from regard.core.bias import ScoreBias
 from regard.testing.checks.bias import far_curve, far_relative, within
 from regard.testing.compare import assert_close, assert_gradients, assert_identical
 from regard.testing.inputs import (

@@ -11,8 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor, func, nn
 
-from regard.core import Attention
-from regard.errors import ConfigError, UnsupportedError
+from regard.core.attention import Attention
+from regard.core.errors import ConfigError, UnsupportedError
 from regard.testing.compare import assert_close
 from regard.testing.inputs import LENGTH, Inputs, Subject, as_queries, call, define, here, mask_with_holes, randn
 from regard.testing.registry import check, require

@@ -4,7 +4,7 @@ from itertools import chain
 
 import torch
 
-from regard.core import Attention
+from regard.core.attention import Attention
 from regard.functional import weights
 from regard.testing.compare import assert_close, largest_error
 from regard.testing.inputs import LENGTH, Inputs, Subject, as_queries, draw, here, mask_with_holes, randn, run

@@ -1,0 +1,88 @@
+"""Small language models of the letters of the bundled addresses, and the table that one sees who sees one letter."""
+
+import math
+import re
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from regard.core.attention import generator
+from regard.models import LanguageModel, ModelConfig
+from regard_lab.benchmark.fitting import train
+from regard_lab.tasks.base import Split
+from regard_lab.tasks.config import TextConfig, TranslationConfig
+from regard_lab.tasks.corpus import open_corpus
+from regard_lab.tasks.translation import TranslationTask
+
+LETTERS = 27
+"""a to z, and one for whatever is between words: the alphabet of text8"""
+
+
+def learned(
+    config: ModelConfig, new: Tensor, *, steps: int, batch: int, learning_rate: float
+) -> tuple[float, list[float]]:
+    """Bits per letter on new text of a model trained on the other addresses, and on the way.
+
+    Args:
+        config: the model, with LETTERS tokens; its seed draws the samples too.
+        new: as `samples` gives them; those of the training are as long.
+        steps, batch, learning_rate: of the training.
+    """
+    model, draw = LanguageModel(config).train(), generator(config.seed, "train")
+    means: list[float] = []
+
+    def loss(step: int) -> Tensor:
+        del step
+        value = nats(model, samples("train", batch, new.shape[1] - 1, draw))
+        means.append(float(value.detach()) / math.log(2))
+        return value
+
+    train(model.parameters(), loss, steps=steps, learning_rate=learning_rate)
+    with torch.no_grad():
+        return float(nats(model.eval(), new)) / math.log(2), means
+
+
+def nats(model: LanguageModel, tokens: Tensor) -> Tensor:
+    """The mean loss of every letter but the first."""
+    return cross_entropy(model(tokens[:, :-1]).logits.mT, tokens[:, 1:])
+
+
+@cache
+def text(split: str) -> Tensor:
+    """The bundled addresses of a split, one after another, in lower-case letters and single spaces."""
+    corpus = open_corpus(TextConfig())
+    splits = corpus.splits(TextConfig().holdout)
+    joined = " ".join(document.text for document in corpus.parse() if splits[document.group] == split)
+    return _letters(joined)
+
+
+@cache
+def verses(split: Split) -> Tensor:
+    """The bundled English verses of a split, as `text`; whole books are held out."""
+    task = TranslationTask(TranslationConfig(tokenizer="bytes", length=4096))
+    return _letters(" ".join(pair.source for pair in task.examples(split).pairs))
+
+
+def _letters(characters: str) -> Tensor:
+    letters = re.sub("[^a-z]+", "`", characters.lower())  # the character before "a"
+    return torch.from_numpy(np.frombuffer(letters.encode(), np.uint8).astype(np.int64) - ord("`"))
+
+
+def samples(split: str, count: int, length: int, draw: torch.Generator) -> Tensor:
+    """(count, length + 1) letters from anywhere."""
+    letters = text(split)
+    begin = torch.randint(0, len(letters) - length, (count, 1), generator=draw)
+    return letters[begin + torch.arange(length + 1)]
+
+
+@cache
+def pair_bits() -> Tensor:
+    """-log2 p(second | first), counted over the training text; a pair that never came counts as half of one."""
+    letters = text("train")
+    counts = (
+        torch.bincount(letters[:-1] * LETTERS + letters[1:], minlength=LETTERS**2).view(LETTERS, LETTERS).double() + 0.5
+    )
+    return -(counts / counts.sum(1, keepdim=True)).log2()

@@ -1,0 +1,155 @@
+"""What an additive score costs beside a dot product, and what it can do that a dot product cannot."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from evidence.claims._turns import processor_seconds
+from regard import Attention, Heads, build
+from regard.core.attention import generator
+from regard.core.errors import UnsupportedError
+from regard_lab.benchmark.cost import Cost, counted
+
+
+@dataclass(frozen=True)
+class AdditiveCost(Claim):
+    """Additive attention with a network as wide as the keys, against the dot product of the same keys."""
+
+    about = About(
+        title="Additive attention costs more than the dot product",
+        says="Dot-product attention is much faster and more space-efficient in practice than additive attention, whose "
+        "complexity is similar in theory; additive attention compares queries and keys of different widths.",
+        source="Vaswani et al. 2017, section 3.2.1, of Bahdanau et al. 2015",
+        control="Written out, the additive score makes two tensors of queries x keys x hidden numbers, sums and their "
+        "tanh, and both are alive at one time: that is its peak. It can win: a network of width 1 needs fewer "
+        "multiply-adds than the product of keys as wide as these.",
+        measures="One head on random inputs, queries, keys and network of one width: numbers written by all operators "
+        "and operations of products, counted; processor time forward, and with the backward pass. And whether each "
+        "compares queries and keys of different widths.",
+    )
+    controls = (
+        Control(value="written out", title="written out: peak / (2 length^2 width)", expected=1.0, tolerance=0.05),
+        Control(value="narrow", title="1 if a network of width 1 makes fewer operations", expected=1.0, tolerance=0.0),
+    )
+    findings = (
+        Finding(value="numbers", title="numbers written: additive / dot product", at_least=4.0),
+        Finding(value="space", title="published form: peak, additive / dot product", at_least=4.0),
+        Finding(value="time", title="forward time: additive / dot product", at_least=2.0),
+        Finding(value="training time", title="forward and backward time: additive / dot product", at_least=2.0),
+        Finding(value="widths", title="different widths: difference from the definition", at_most=1e-5),
+        Finding(value="refused", title="different widths: 1 if the dot product is refused", at_least=1.0),
+        Finding(value="operations", title="operations of products: additive / dot product", at_most=1.5, states=False),
+        Finding(value="ours", title="ours: peak, additive / its published form", at_most=0.5, states=False),
+    )
+    timed = True
+    plots = (
+        Plot(name="numbers", title="Numbers written", x="width", y="numbers", log_x=True, log_y=True),
+        Plot(name="time", title="Forward time", x="width", y="seconds", log_x=True, log_y=True),
+    )
+    tiny: ClassVar[Mapping[str, object]] = {"length": 96, "widths": (16, 32), "rounds": 3}
+
+    additive: str = "additive"
+    narrow: str = "additive(hidden=1)"
+    dot: str = "softmax"
+    length: int = 512
+    widths: tuple[int, ...] = (16, 32, 64)
+    """the last one is that of the findings"""
+    rounds: int = 15
+
+    def observe(self, seed: int) -> Observation:
+        """Count and time each width."""
+        specs = {"additive": self.additive, "dot": self.dot}
+        numbers: dict[str, list[float]] = {name: [] for name in specs}
+        seconds: dict[str, list[float]] = {name: [] for name in specs}
+        values: dict[str, float] = {}
+        for width in self.widths:
+            q, k, v = torch.randn(3, 1, 1, self.length, width, generator=generator(seed, "inputs", width))
+            made = {name: build(spec, Heads(count=1, key_dim=width, seed=seed)) for name, spec in specs.items()}
+            costs = {name: forward(one, q, k, v) for name, one in made.items()}
+            taken = processor_seconds(
+                {name: lambda one=one, q=q, k=k, v=v: forward_only(one, q, k, v) for name, one in made.items()},
+                rounds=self.rounds,
+            )
+            for name in specs:
+                numbers[name].append(costs[name].elements)
+                seconds[name].append(taken[name])
+            if width == self.widths[-1]:
+                both = processor_seconds(
+                    {name: lambda one=one, q=q, k=k, v=v: backward(one, q, k, v) for name, one in made.items()},
+                    rounds=self.rounds,
+                )
+                narrow = forward(build(self.narrow, Heads(count=1, key_dim=width, seed=seed)), q, k, v)
+                published = {"additive": peak(lambda q=q, k=k: network(q, k)), "dot": peak(lambda q=q, k=k: q @ k.mT)}
+                values |= {
+                    "written out": published["additive"] / (2 * self.length**2 * width),
+                    "narrow": float(narrow.operations < costs["dot"].operations),
+                    "numbers": costs["additive"].elements / costs["dot"].elements,
+                    "operations": costs["additive"].operations / costs["dot"].operations,
+                    "space": published["additive"] / published["dot"],
+                    "ours": costs["additive"].peak / published["additive"],
+                    "time": taken["additive"] / taken["dot"],
+                    "training time": both["additive"] / both["dot"],
+                }
+        values |= self.different(seed)
+        curves: dict[str, dict[str, Curve]] = {
+            "numbers": {spec: (self.widths, numbers[name]) for name, spec in specs.items()},
+            "time": {spec: (self.widths, seconds[name]) for name, spec in specs.items()},
+        }
+        return Observation(values, curves)
+
+    def different(self, seed: int) -> dict[str, float]:
+        """Queries of another width than the keys: the error of the one, and whether the other is refused."""
+        wide, narrow, values = 24, 8, 5
+        draw = generator(seed, "widths")
+        q, k, v = (torch.randn(1, 1, 12, width, generator=draw) for width in (wide, narrow, values))
+        heads = Heads(count=1, key_dim=narrow, query_dim=wide, value_dim=values, seed=seed)
+        try:
+            build(self.dot, heads)
+            refused = 0.0
+        except UnsupportedError:
+            refused = 1.0
+        with torch.no_grad():
+            made = build(self.additive, heads)
+            off = (made(q, k, v).values - written_out(made, q, k, v)).abs().max()
+        return {"widths": float(off), "refused": refused}
+
+
+def network(q: Tensor, k: Tensor) -> Tensor:
+    """The part of the published form that is largest: tanh of the sum of every query with every key."""
+    return torch.tanh(q[:, :, :, None] + k[:, :, None])
+
+
+def written_out(made: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Additive attention pair by pair, of one head: w_v . tanh(W_q q_i + W_k k_j), softmax over j."""
+    from_query, from_key, combine = (made.get_parameter(name)[0] for name in ("query", "key", "combine"))
+    logits = torch.stack(
+        [torch.stack([combine @ torch.tanh(from_query @ a + from_key @ b) for b in k[0, 0]]) for a in q[0, 0]]
+    )
+    return logits.softmax(-1) @ v
+
+
+def forward_only(made: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The values."""
+    with torch.no_grad():
+        return made(q, k, v).values
+
+
+def backward(made: Attention, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    """The gradients of inputs."""
+    inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+    return torch.autograd.grad(made(*inputs).values.sum(), inputs)
+
+
+def forward(made: Attention, q: Tensor, k: Tensor, v: Tensor) -> Cost:
+    """What the forward pass costs, counted."""
+    return counted(lambda: forward_only(made, q, k, v))
+
+
+def peak(call: Callable[[], object]) -> float:
+    """The most numbers alive at one time."""
+    with torch.no_grad():
+        return float(counted(call).peak)

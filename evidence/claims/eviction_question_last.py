@@ -1,0 +1,201 @@
+"""Caches that drop slots before the question is known."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from evidence.claims._plateau import FINISHED, change
+from regard.core.attention import generator
+from regard.memory.caches import compressing
+from regard.models import LanguageModel, ModelConfig
+from regard_lab.benchmark.fitting import averages, train
+
+LOSES = 0.2
+"""of the accuracy: a policy that loses less does not fail"""
+
+
+@dataclass(frozen=True)
+class EvictionQuestionLast(Claim):
+    """A trained decoder that recalls, whose cache is reduced while it reads what it is asked about afterwards."""
+
+    about = About(
+        title="Most eviction policies fail where the question comes last",
+        says="What a cache may drop is chosen by what has been read so far. Where the question comes after the text, "
+        "or another one does, most policies have dropped what it asks for, though there was room for all answers.",
+        source="Li et al. 2024, SCBench, section 4; Kim et al. 2025, KVzip, section 1",
+        control="The whole cache recalls every pair. Eight bits for every number lose nothing, and neither does any "
+        "policy whose budget holds all. SnapKV told the question before it chooses, which is what it was made for, "
+        "loses next to nothing at the same budget: a policy can win.",
+        measures="A decoder of one layer with a short convolution, trained to say the value of a key that stood among "
+        "fillers. The budget is twice the slots of all pairs, a third of the text. Accuracy lost when the question "
+        "comes behind the text, and another time when it is repeated, both answers asked; policies of a common seed "
+        "read the same new rows. A policy fails if it loses 0.2 or more. No published network is measured here.",
+    )
+    controls = (
+        Control(value="exact", title="whole cache: accuracy", expected=1.0, tolerance=0.05),
+        Control(value="8 bits", title="8 bits: accuracy lost", expected=0.0, tolerance=0.01),
+        Control(value="all held", title="budget that holds all: accuracy lost, most", expected=0.0, tolerance=0.0),
+        Control(value="snapkv, told", title="SnapKV told the question: accuracy lost", expected=0.0, tolerance=0.1),
+        FINISHED,
+    )
+    findings = (
+        Finding(value="failing", title="policies of four that lose 0.2 or more", at_least=2.5),
+        Finding(value="streaming", title="streaming: accuracy lost", at_least=LOSES, resolution=1 / 512, states=False),
+        Finding(value="h2o", title="H2O: accuracy lost", at_least=LOSES, resolution=1 / 512, states=False),
+        Finding(
+            value="snapkv", title="SnapKV, not told: accuracy lost", at_least=LOSES, resolution=1 / 512, states=False
+        ),
+        Finding(value="key_norm", title="key norm: accuracy lost", at_least=LOSES, resolution=1 / 512, states=False),
+        Finding(
+            value="best - random",
+            title="best of the four - random: accuracy",
+            at_least=0.0,
+            resolution=1 / 512,
+            states=False,
+        ),
+    )
+    least_seeds = 5
+    plots = (
+        Plot(name="accuracy", title="Question last", x="slots kept", y="share that is right", log_x=True),
+        Plot(name="loss", title="Training", x="step", y="nats"),
+    )
+    tiny: ClassVar[Mapping[str, object]] = {
+        "keys": 4, "values": 2, "pairs": 2, "front": 12, "gap": 6, "fillers": 4, "steps": 250, "dim": 16,
+        "samples": 200, "budgets": (6, 8), "window": 2,
+    }  # fmt: skip
+
+    streaming: str = "streaming(budget={budget})"
+    h2o: str = "h2o(budget={budget})"
+    snapkv: str = "snapkv(budget={budget}, window={window})"
+    key_norm: str = "key_norm(budget={budget})"
+    chance: str = "random(budget={budget})"
+    bits: str = "quantized(bits=8, group=4, recent=4)"
+    keys: int = 8
+    values: int = 4
+    pairs: int = 6
+    front: int = 48
+    """tokens that pairs stand among"""
+    gap: int = 16
+    """fillers behind them"""
+    fillers: int = 8
+    budgets: tuple[int, ...] = (12, 24, 48)
+    """slots kept; the findings are those of the middle one"""
+    window: int = 8
+    """last rows by which SnapKV chooses"""
+    dim: int = 32
+    heads: int = 4
+    steps: int = 600
+    batch: int = 32
+    samples: int = 512
+    learning_rate: float = 1e-2
+
+    def observe(self, seed: int) -> Observation:
+        """Train once, and read the same rows under every policy."""
+        model, nats = self.trained(seed)
+        tokens, answers = self.rows(self.samples, generator(seed, "new"))
+        exact = self.accuracy(model, None, tokens, answers)
+        policies = {
+            "streaming": self.streaming,
+            "h2o": self.h2o,
+            "snapkv": self.snapkv,
+            "key_norm": self.key_norm,
+            "random": self.chance,
+        }
+        right = {
+            name: [
+                self.accuracy(model, spec.format(budget=b, window=self.window), tokens, answers) for b in self.budgets
+            ]
+            for name, spec in policies.items()
+        }
+        middle = (len(self.budgets) - 1) // 2
+        whole = tokens.shape[1]
+        held = [
+            self.accuracy(model, spec.format(budget=whole, window=self.window), tokens, answers)
+            for spec in policies.values()
+        ]
+        told = self.snapkv.format(budget=self.budgets[middle], window=self.window)
+        lost = {name: exact - right[name][middle] for name in policies}
+        four = [lost[name] for name in policies if name != "random"]
+        values = {
+            "exact": exact,
+            "8 bits": exact - self.accuracy(model, self.bits, tokens, answers),
+            "all held": max(abs(exact - each) for each in held),
+            "snapkv, told": exact - self.accuracy(model, told, tokens, answers, told=True),
+            "failing": float(sum(each >= LOSES for each in four)),
+            "best - random": lost["random"] - min(four),
+            **lost,
+            "unfinished": change(nats),
+        }
+        curves: dict[str, Curve] = {name: (self.budgets, found) for name, found in right.items()}
+        curves["whole cache"] = self.budgets, [exact] * len(self.budgets)
+        return Observation(values, {"accuracy": curves, "loss": {"training": averages(nats)}})
+
+    @property
+    def again(self) -> int:
+        """The token that asks once more."""
+        return self.keys + self.values + self.fillers
+
+    def trained(self, seed: int) -> tuple[LanguageModel, list[float]]:
+        """A decoder that answers twice, and the nats of its training."""
+        shape = ModelConfig(
+            vocab_size=self.again + 1,
+            dim=self.dim,
+            heads=self.heads,
+            layers=1,
+            short_convolution=2,
+            max_length=self.front + self.gap + 2,
+            seed=seed,
+        )
+        model, draw = LanguageModel(shape).train(), generator(seed, "rows")
+        nats: list[float] = []
+
+        def loss(step: int) -> Tensor:
+            del step
+            tokens, answers = self.rows(self.batch, draw)
+            logits = model(tokens).logits[:, -2:]
+            value = cross_entropy(logits.mT, answers[:, None].expand(-1, 2) + self.keys)
+            nats.append(float(value.detach()))
+            return value
+
+        train(model.parameters(), loss, steps=self.steps, learning_rate=self.learning_rate)
+        return model.eval(), nats
+
+    def rows(self, count: int, draw: torch.Generator) -> tuple[Int[Tensor, "count length"], Int[Tensor, " count"]]:
+        """Pairs among fillers, a gap, a key and the token that asks again; and the key's value.
+
+        Keys come first, then values, then fillers. A key stands right before its value.
+        """
+        key = torch.rand(count, self.keys, generator=draw).argsort(1)[:, : self.pairs]
+        value = torch.randint(self.values, (count, self.pairs), generator=draw)
+        place = 2 * torch.rand(count, self.front // 2, generator=draw).argsort(1)[:, : self.pairs]
+        text = self.keys + self.values + torch.randint(self.fillers, (count, self.front + self.gap), generator=draw)
+        text = text.scatter(1, place, key).scatter(1, place + 1, self.keys + value)
+        asked = torch.randint(self.pairs, (count, 1), generator=draw)
+        last = torch.full_like(asked, self.again)
+        return torch.cat([text, key.gather(1, asked), last], 1), value.gather(1, asked)[:, 0]
+
+    @torch.no_grad()
+    def accuracy(
+        self, model: LanguageModel, policy: str | None, tokens: Tensor, answers: Tensor, *, told: bool = False
+    ) -> float:
+        """The share of right answers to the token that asks again, under a policy.
+
+        Args:
+            model: the decoder.
+            policy: of its cache; None: the whole cache.
+            tokens, answers: as `rows`.
+            told: a policy that chooses once does so behind the key, not before it.
+        """
+        model.reduce_cache(policy)
+        cut = tokens.shape[1] - (1 if told else 2)
+        with compressing(model):
+            state = model(tokens[:, :cut], state=model.initial_state(len(tokens))).state
+        found = model(tokens[:, cut:], state=state).logits[:, -1, self.keys : self.keys + self.values].argmax(-1)
+        model.reduce_cache(None)
+        return float((found == answers).double().mean())

@@ -1,0 +1,205 @@
+"""Outliers in what a language model computes, with a softmax and with one that may say nothing."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from evidence.claims._plateau import FINISHED, change
+from evidence.claims._sequences import MarkovText
+from regard.core.attention import generator
+from regard.layer import LayerOutput
+from regard.models import LanguageModel, ModelConfig
+from regard_lab.benchmark.fitting import train
+
+NORMAL = 3.0
+"""kurtosis of normal numbers"""
+LESS = 0.9
+"""a smaller share than this counts as fewer outliers"""
+
+
+@dataclass(frozen=True)
+class OutlierActivations(Claim):
+    """Two small language models that differ in the 1 below the line, and the tails of what they compute."""
+
+    about = About(
+        title="softmax_plus_one removes outliers",
+        says="Because a softmax has to add something, heads with nothing to say push logits and activations to "
+        "extremes; with 1 added below the line these outliers go away, seen as the kurtosis and the largest size of "
+        "activations.",
+        source="Miller 2023, Attention is off by one; its measures: Bondarenko, Nagel, Blankevoort 2023, section 3",
+        control="Normal numbers have a kurtosis of 3, and with one of d channels s times as large it is "
+        "3 (s^4 + d - 1) d / (s^2 + d - 1)^2. Fewer outliers can win: activations without a planted outlier against "
+        "the same ones with it. Both models reach the floor of a text of known probabilities, and are trained to their "
+        "end.",
+        measures="Causal models of two layers with rotary positions on Markov text behind one fixed first token, where "
+        "a head may look that has nothing to say. On new text, after training: kurtosis and largest size of the output "
+        "of the attention layers and of the residual stream, and the largest logit, each with 1 added over without.",
+    )
+    controls = (
+        Control(value="normal", title="kurtosis of normal numbers", expected=NORMAL, tolerance=0.2),
+        Control(value="formula", title="planted outlier: kurtosis / the formula", expected=1.0, tolerance=0.1),
+        Control(value="planted", title="1 if a planted outlier in the model is seen", expected=1.0, tolerance=0.0),
+        Control(value="learned", title="bits above the floor, worse model", expected=0.0, tolerance=0.1, small=False),
+        FINISHED,
+    )
+    findings = (
+        Finding(value="kurtosis", title="kurtosis of attention outputs, with / without the 1", at_most=LESS),
+        Finding(value="largest", title="largest attention output / its deviation, with / without the 1", at_most=LESS),
+        Finding(value="stream", title="kurtosis of the residual stream, with / without the 1", at_most=LESS),
+        Finding(value="logit", title="largest logit, with / without the 1", at_most=LESS, states=False),
+        Finding(value="bits", title="bits above the floor, with - without the 1", at_most=0.02, states=False),
+    )
+    least_seeds = 5
+    plots = (
+        Plot(name="tails", title="Tails of the activations", x="", y="kurtosis"),
+        Plot(name="logits", title="Largest logit", x="", y="|q . k| / sqrt(dim)"),
+        Plot(name="loss", title="Training", x="part of the training", y="nats"),
+    )
+    tiny: ClassVar[Mapping[str, object]] = {"steps": 20, "dim": 16, "length": 12, "batch": 8, "texts": 16}
+
+    silent: str = "softmax_plus_one"
+    plain: str = "softmax"
+    order: int = 2
+    symbols: int = 3
+    dim: int = 48
+    length: int = 32
+    steps: int = 500
+    batch: int = 24
+    texts: int = 64
+    planted: float = 30.0
+    """times as large as the others is the channel that is planted"""
+
+    def observe(self, seed: int) -> Observation:
+        """Train both on the same text, look at both on new text."""
+        text = MarkovText(self.order, self.symbols, draw=generator(seed, "text"))
+        new = text.sample(self.texts, self.length, generator(seed, "new"))
+        found: dict[str, dict[str, float]] = {}
+        losses: dict[str, Curve] = {}
+        changes, seen = [], None
+        for spec in (self.plain, self.silent):
+            model, nats = self.trained(spec, text, seed)
+            with torch.no_grad(), Watched(model) as watched:
+                above = (self.nats(model, new) - text.nats(new)).mean()
+            found[spec] = self.tails(spec, watched) | {"bits": float(above) / math.log(2)}
+            losses[spec] = (tuple(range(len(nats))), nats)
+            changes.append(change(nats))
+            seen = watched.outputs[0] if seen is None else seen
+        assert seen is not None
+        one, other = (found[spec] for spec in (self.silent, self.plain))
+        values = {name: one[name] / other[name] for name in ("kurtosis", "largest", "stream", "logit")}
+        values |= {"bits": one["bits"] - other["bits"], "learned": max(one["bits"], other["bits"])}
+        values |= {"unfinished": max(changes), **self.known(seen, seed)}
+        curves: dict[str, dict[str, Curve]] = {"tails": {}, "logits": {}, "loss": losses}
+        for spec, tails in found.items():
+            curves["tails"][spec] = (["attention", "stream"], [tails["kurtosis"], tails["stream"]])
+            curves["logits"][spec] = (["largest"], [tails["logit"]])
+        return Observation(values, curves)
+
+    def tails(self, spec: str, watched: "Watched") -> dict[str, float]:
+        """Means over layers of kurtosis and of the largest size in deviations, and the largest logit."""
+        del spec
+        layers = len(watched.outputs)
+        return {
+            "kurtosis": sum(kurtosis(x) for x in watched.outputs) / layers,
+            "largest": sum(float(x.abs().max() / x.std()) for x in watched.outputs) / layers,
+            "stream": sum(kurtosis(x) for x in watched.stream) / layers,
+            "logit": max(watched.logits),
+        }
+
+    def known(self, seen: Tensor, seed: int) -> dict[str, float]:
+        """The controls whose answers are known: of normal numbers, and of a channel that is made larger."""
+        normal = torch.randn(20_000, self.dim, generator=generator(seed, "normal"))
+        wide, d = self.planted**2, self.dim
+        formula = NORMAL * (wide**2 + d - 1) * d / (wide + d - 1) ** 2
+        quiet = kurtosis(seen) / kurtosis(self.with_outlier(seen))
+        return {
+            "normal": kurtosis(normal),
+            "formula": kurtosis(self.with_outlier(normal)) / formula,
+            "planted": float(quiet <= LESS),
+        }
+
+    def with_outlier(self, x: Tensor) -> Tensor:
+        """The same numbers, of which the first channel is so many times the deviation of all, scaled from its own."""
+        x = x.flatten(0, -2).clone()
+        x[:, 0] *= self.planted * x.std() / x[:, 0].std()
+        return x
+
+    def trained(self, spec: str, text: MarkovText, seed: int) -> tuple[LanguageModel, list[float]]:
+        """A model, and its loss on the way."""
+        config = ModelConfig(
+            vocab_size=self.symbols + 1,
+            dim=self.dim,
+            layers=2,
+            heads=4,
+            attention=(spec,),
+            position="rotary",
+            seed=seed,
+        )
+        model, draw = LanguageModel(config).train(), generator(seed, "samples")
+        nats: list[float] = []
+
+        def loss(step: int) -> Tensor:
+            del step
+            value = self.nats(model, text.sample(self.batch, self.length, draw)).mean()
+            nats.append(float(value.detach()))
+            return value
+
+        train(model.parameters(), loss, steps=self.steps)
+        return model.eval(), nats
+
+    def nats(self, model: LanguageModel, symbols: Tensor) -> Tensor:
+        """-log p of every symbol that has a whole context, behind the first token."""
+        first = torch.full_like(symbols[:, :1], self.symbols)
+        logits = model(torch.cat([first, symbols[:, :-1]], 1)).logits[:, self.order :]
+        return cross_entropy(logits.mT, symbols[:, self.order :], reduction="none")
+
+
+class Watched:
+    """Keeps what the attention layers and blocks of a model give while it runs."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+        self.outputs: list[Tensor] = []
+        self.stream: list[Tensor] = []
+        self.logits: list[float] = []
+
+    def __enter__(self) -> "Watched":
+        def attended(module: nn.Module, inputs: object, output: LayerOutput) -> None:
+            del module, inputs
+            self.outputs.append(output.hidden)
+
+        def passed(module: nn.Module, inputs: object, output: LayerOutput) -> None:
+            del module, inputs
+            self.stream.append(output.hidden)
+
+        def scored(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            del module
+            q, k = inputs[:2]
+            logits = q @ k.mT / math.sqrt(q.shape[-1])
+            self.logits.append(float(logits.tril().abs().max()))
+
+        self.handles = [layer.register_forward_hook(attended) for layer in self.model.layers]
+        self.handles += [block.register_forward_hook(passed) for block in self.model.blocks]
+        self.handles += [mechanism.register_forward_pre_hook(scored) for mechanism in self.model.mechanisms]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+def kurtosis(x: Tensor) -> float:
+    """The fourth moment of all numbers over the square of the second, about their mean.
+
+    Example:
+        >>> kurtosis(torch.tensor([-1.0, 1.0, 1.0, -1.0]))
+        1.0
+    """
+    x = x.double() - x.double().mean()
+    return float(x.pow(4).mean() / x.square().mean().square())

@@ -1,0 +1,92 @@
+"""Training by processes that share the positions of every example."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from regard.core.errors import UnsupportedError
+from regard.distributed.group import Group
+from regard.distributed.sequence.context import require, sequence_parallel
+from regard.distributed.sequence.parts import Parts
+from regard_lab.distributed.replicas import Replicas
+from regard_lab.distributed.several import InSets
+from regard_lab.training.batches import Batch
+from regard_lab.training.config import TrainingConfig
+
+
+class SharedPositions(InSets):
+    """Processes of which `size` side by side take the same examples, each its own positions.
+
+    What sums over positions is added up over all of them: targets, losses, gradients. See `sequence_parallel` for what
+    is exchanged. A mixin: what the processes have of the weights is said by the class behind it.
+
+    Args:
+        group: the processes.
+        size: so many share a sequence.
+
+    Raises:
+        ConfigError: `size` does not divide the number of processes.
+
+    Source: the cut: Li et al. 2021, Sequence Parallelism: Long Sequence Training from System Perspective,
+    arXiv:2105.13120, section 3; exchanges: see each.
+    """
+
+    option = "--parallel.sequence"
+
+    def __init__(self, group: Group, size: int) -> None:
+        super().__init__(group, size)
+        self.parts: Parts | None = None
+        self._stack = ExitStack()
+
+    def require(self, config: TrainingConfig) -> None:
+        super().require(config)
+        if config.carry:
+            raise UnsupportedError("training.carry keeps what each row remembers in one process; leave it out")
+
+    def require_model(self, model: nn.Module) -> None:
+        require(model)
+        super().require_model(model)
+
+    def stopped(self, asked: bool) -> bool:
+        return asked if self.parts is None else self.parts.anywhere(asked)
+
+    @contextmanager
+    def held(self, run: Path) -> Iterator[None]:
+        with super().held(run):
+            try:
+                yield
+            finally:  # the model is a whole one again
+                self._stack.close()
+                self.parts = None
+
+    def cut(self, batch: Batch) -> Batch:
+        if self.parts is None:
+            raise UnsupportedError("a Trainer whose processes share sequences fits once; make another one to go on")
+        if batch.source is not None or batch.neighbours is not None or batch.targets.shape[1] != batch.inputs.shape[1]:
+            raise UnsupportedError(
+                "processes share sequences with a target for each position; examples with a source, with neighbours or "
+                "with one target are for replicas"
+            )
+        cut = self.parts.cut
+        return replace(
+            batch,
+            inputs=cut(batch.inputs),
+            targets=cut(batch.targets),
+            key_mask=None if batch.key_mask is None else cut(batch.key_mask),
+            marks=None if batch.marks is None else cut(batch.marks),
+            contents=None if batch.contents is None else cut(batch.contents),
+            nbytes=batch.nbytes if not self.parts.rank else [0] * len(batch.nbytes),
+        )
+
+    def replicated(self, model: nn.Module) -> Callable[..., Any]:
+        self._stack.close()  # of the network of the stage before
+        self.parts = self._stack.enter_context(sequence_parallel(model, self.group, self.size))
+        return super().replicated(model)
+
+
+class SequenceParts(SharedPositions, Replicas):
+    """Processes that share positions and have the same weights."""

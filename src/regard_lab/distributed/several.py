@@ -1,0 +1,212 @@
+"""What all kinds of processes that train one run have in common: words, errors, random states, shares of examples."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from regard.core.attention import Attention, recomputing
+from regard.core.errors import ConfigError, UnsupportedError
+from regard.core.options import registered_name
+from regard.distributed.group import Group, error_of
+from regard_lab.training.config import TrainingConfig
+from regard_lab.training.evaluation import Scores
+from regard_lab.training.ranks import Ranks
+
+Item = TypeVar("Item")
+
+
+class Several(Ranks):
+    """Processes that talk to each other; see `Ranks` for what each method promises."""
+
+    def __init__(self, group: Group) -> None:
+        self.group, self.rank, self.count = group, group.rank, group.count
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as raised:  # of any kind: the others would wait for this process
+            error = raised
+        said = None if error is None else (type(error).__name__, str(error))
+        everyone = self.group.gathered(("block", said))
+        if error is not None:
+            raise error
+        self._agree(everyone, "block")
+
+    def _agree(self, everyone: Sequence[tuple[str, Any]], where: str) -> None:
+        """Raise what processes say that failed in a block; refuse those that are at another place than this one.
+
+        Raises:
+            RegardError: of another process. ConfigError: one does other work.
+        """
+        for rank, (place, words) in enumerate(everyone):
+            if place == "block" and words is not None:
+                raise error_of(words[0], f"process {rank} of {self.count}: {words[1]}")
+        for rank, (place, _) in enumerate(everyone):
+            if place != where:
+                raise ConfigError(
+                    f"process {rank} of {self.count} is elsewhere in its work than process {self.rank}; start all of "
+                    "them with the same command, data and versions"
+                )
+
+    def same(self, facts: Mapping[str, str]) -> None:
+        told = self.group.gathered(("facts", dict(facts)))
+        self._agree(told, "facts")
+        everyone = [found for _, found in told]
+        for name in facts:
+            others = [rank for rank, found in enumerate(everyone) if found.get(name) != everyone[0].get(name)]
+            if others:
+                raise ConfigError(
+                    f"processes {', '.join(map(str, others))} of {self.count} have another {name} than process 0 "
+                    f"({everyone[others[0]].get(name)!r:.200}, not {everyone[0].get(name)!r:.200}); start all of them "
+                    "with the same command, data and versions"
+                )
+
+    @contextmanager
+    def held(self, run: Path) -> Iterator[None]:
+        with ExitStack() as stack:
+            with self.together():
+                if self.main:
+                    stack.enter_context(super().held(run))
+            yield
+
+    def highest(self, number: int) -> int:
+        return int(self.group.reduced([number], dist.ReduceOp.MAX)[0])
+
+    def random_states(self, states: dict[str, Tensor]) -> dict[str, Tensor]:
+        everyone = dict(self.group.gathered((self.draws[0], states)))
+        return {_of(name, number): state for number, own in everyone.items() for name, state in own.items()}
+
+    def own_random_states(self, saved: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        own, count = self.draws
+        numbers = {name.partition("@")[2] or "0" for name in saved}
+        if len(numbers) != count:
+            return None
+        return {name.partition("@")[0]: x for name, x in saved.items() if (name.partition("@")[2] or "0") == str(own)}
+
+    def meet(self) -> None:
+        self.group.gathered(None)
+
+
+def _of(name: str, number: int) -> str:
+    """The name of a random state in a checkpoint; those of the first stream have their own."""
+    return f"{name}@{number}" if number else name
+
+
+class InSets(Several):
+    """Processes of which `size` side by side compute the same examples together; each such set has its share of them.
+
+    Args:
+        group: the processes.
+        size: so many to a set.
+
+    Raises:
+        ConfigError: `size` does not divide the number of processes.
+    """
+
+    option: str
+    """that asks for it"""
+
+    def __init__(self, group: Group, size: int) -> None:
+        super().__init__(group)
+        if group.count % size:
+            raise ConfigError(
+                f"{self.option} {size} does not divide {group.count} processes; start {size} of them or a multiple, or "
+                "choose another number"
+            )
+        self.size, self.sets = size, group.count // size
+        self.number, self.place = divmod(group.rank, size)
+
+    @property
+    def way(self) -> str:
+        return f"{super().way} of {self.size}"
+
+    def require(self, config: TrainingConfig) -> None:
+        size = config.batch_size // config.accumulation
+        if size % self.sets:
+            raise ConfigError(
+                f"training.batch_size={config.batch_size} in {config.accumulation} part(s) gives {size} examples to "
+                f"{self.sets} sets of {self.size} processes, which does not divide; use training.batch_size="
+                f"{max(size // self.sets, 1) * self.sets * config.accumulation}, or other processes"
+            )
+        if config.compile:
+            raise UnsupportedError(f"training.compile does not go with {self.option}; leave one of them out")
+
+    def share(self, items: Sequence[Item]) -> Sequence[Item]:
+        total = len(items)
+        return items[self.number * total // self.sets : (self.number + 1) * total // self.sets]
+
+
+class SharedExamples(Several):
+    """Processes of which each computes a share of every part of a batch; gradients are added up.
+
+    A step is that of one process up to rounding: the same examples and the same objective. Dropout draws other elements
+    in each process.
+    """
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group)
+        self._calls: dict[Attention, int] = {}
+
+    def require(self, config: TrainingConfig) -> None:
+        size = config.batch_size // config.accumulation
+        if size % self.count:
+            fits = sorted({max(size // self.count, 1) * self.count, (size // self.count + 1) * self.count})
+            raise ConfigError(
+                f"training.batch_size={config.batch_size} in {config.accumulation} part(s) gives {size} examples to "
+                f"{self.count} processes, which does not divide; use training.batch_size="
+                f"{' or '.join(str(each * config.accumulation) for each in fits)}, or other processes"
+            )
+        if config.carry and self.count > 1:
+            raise UnsupportedError(
+                "training.carry keeps what each row remembers in one process; leave it out, or train with one process"
+            )
+
+    def share(self, items: Sequence[Item]) -> Sequence[Item]:
+        total = len(items)
+        return items[self.rank * total // self.count : (self.rank + 1) * total // self.count]
+
+    def count_calls(self, model: nn.Module) -> None:
+        """Note from now on which mechanisms learn from calls (`Mechanism.row_sums`), for `learned`."""
+        self._calls = {each: 0 for each in model.modules() if isinstance(each, Attention) and each.row_sums}
+        for mechanism in self._calls:
+            mechanism.register_forward_pre_hook(self._count)
+
+    def _count(self, mechanism: nn.Module, given: object) -> None:
+        """Note a call from which a mechanism learns; a repetition for the backward pass is none."""
+        del given
+        if mechanism.training and not recomputing():
+            self._calls[mechanism] += 1  # type: ignore[index]
+
+    def learned(self) -> None:
+        for mechanism, calls in self._calls.items():
+            if calls > 1:
+                raise UnsupportedError(
+                    f"{registered_name(type(mechanism))} learns from every call, and a pass of this model calls it "
+                    f"{calls} times, between which the processes do not meet: train it with one process, or choose a "
+                    "depth that runs each block once"
+                )
+            for name in mechanism.row_sums if calls else ():
+                self.group.summed(getattr(mechanism, name))
+            self._calls[mechanism] = 0
+
+    def total(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        return dict(zip(numbers, self.group.reduced(list(numbers.values()), dist.ReduceOp.SUM), strict=True))
+
+    def merged(self, scores: Scores | None) -> Scores | None:
+        return merged_scores(self.group.gathered(scores))
+
+
+def merged_scores(everyone: Iterable[Scores | None]) -> Scores | None:
+    """The scores of all; None if one gave up."""
+    whole = Scores()
+    for each in everyone:
+        if each is None:
+            return None
+        whole.include(each)
+    return whole

@@ -1,0 +1,1 @@
+"""What the laboratory does with published networks: evaluate, start a training, look up, leave early."""
