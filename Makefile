@@ -7,7 +7,7 @@ TORCH := torch==2.13.0
 # What `make test` runs; what it leaves out has targets of its own, which .ci/run calls.
 MAIN := not external and not study and not processes and not mutants and not avx2
 
-.PHONY: demo test test-cuda test-lowest test-highest sbom licences test-mutants test-claims test-processes test-avx2 quick lint docs screenshots five-minutes \
+.PHONY: demo test record full test-cuda test-lowest test-highest sbom licences test-mutants test-claims test-processes test-avx2 quick lint docs screenshots five-minutes \
 	bench mutation campaign campaign-short external clean
 .DELETE_ON_ERROR:
 
@@ -36,8 +36,7 @@ demo: .venv/.base  ## compare attention mechanisms on real text; the report land
 test: .venv/.test  ## the test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m '$(MAIN)'
 
-# These stages leave out the tests for which nothing changed since tests/passed.json was written (REGARD_ALL=1 runs all);
-# with REGARD_RECORD=1 they write it, and take longer.
+# These stages leave out the tests for which nothing changed since `make record` wrote tests/passed.json.
 CHANGED := -m pytest -p tests.unchanged --numprocesses 2 --dist worksteal
 
 test-mutants: .venv/.test  ## what is broken on purpose is noticed: mechanisms, parts, lines of code, guests of the campaign
@@ -46,6 +45,14 @@ test-mutants: .venv/.test  ## what is broken on purpose is noticed: mechanisms, 
 
 test-claims: .venv/.test  ## claims reach their controls and fall with something wrong
 	OMP_NUM_THREADS=1 $(BIN)/python $(CHANGED) tests/claims -m study
+
+record: export REGARD_RECORD = 1
+record: export PYTEST_TIMEOUT = 1800
+record: test-mutants test-claims test-avx2 external  ## run what changed of these, and write tests/passed.json; commit it
+
+full: export REGARD_ALL = 1
+full:  ## all that .ci/run runs, with nothing left out
+	.ci/run
 
 test-processes: .venv/.test  ## several processes train together: replicas, shards, heads, sequences
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/distributed -m processes
