@@ -360,7 +360,7 @@ CLUSTERS = tuple(
         ),
         (
             "centroids learn in a pass that is run again",
-            "attend",
+            "observe",
             "self.training and not recomputing()",
             "self.training",
             "test_only_training_learns_and_not_in_a_recomputed_pass",
