@@ -30,4 +30,4 @@ def test_make_external_requires_them():
     recipes = (ROOT / "Makefile").read_text().replace("\\\n", "").splitlines()
     (recipe,) = (line for line in recipes if "-m external" in line)
     assert "REGARD_REQUIRE_EXTERNAL=1" in recipe
-    assert "make external" in (ROOT / ".ci" / "run").read_text().splitlines()
+    assert "stage external" in (ROOT / ".ci" / "run").read_text().splitlines()

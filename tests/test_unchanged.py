@@ -9,7 +9,7 @@ from tests import unchanged
 
 FILES = {
     "src/regard/__init__.py": "",
-    "src/regard/core/attention.py": "from regard.room import table\n\ndef read():\n    return table.SIZE\n",
+    "src/regard/protocol.py": "from regard.room import table\n\ndef read():\n    return table.SIZE\n",
     "src/regard/room/__init__.py": "",
     "src/regard/room/table.py": "SIZE = 3\n",
     "src/regard/other/__init__.py": "",
@@ -39,7 +39,7 @@ FILES = {
     "tests/conftest.py": "def late():\n    from tests import helper\n",
     "tests/helper.py": "",
     "tests/script.py": "",
-    "campaign/kills.py": "",
+    "evidence/kills.py": "",
     "pyproject.toml": "[tool.pytest.ini_options]\naddopts = '-p tests.unchanged --import-mode=importlib'\n",
 }
 
@@ -78,9 +78,9 @@ def test_what_passed_is_left_out_until_something_that_it_read_changes(stage, pyt
 
 def test_what_is_imported_counts(stage, pytester):
     stage()
-    files = [str(pytester.path / "src/regard/core/attention.py")]
+    files = [str(pytester.path / "src/regard/protocol.py")]
     assert unchanged.places(files) == ["src/regard", "src/regard/room"]
-    (pytester.path / "src/regard/core/attention.py").write_text(
+    (pytester.path / "src/regard/protocol.py").write_text(
         "if TYPE_CHECKING:\n    import regard.other\ndef late():\n    from regard.room import table\n"
     )
     unchanged._imports.cache_clear()
@@ -152,7 +152,7 @@ CHANGES = {
         "@pytest.fixture(scope='module')\ndef text(): return (HERE / 'data.txt').read_text()\n"
         f"{TWO}\ndef test_it(name, text): pass",
     ),
-    "beside the library": ("campaign/kills.py", "def test_it(): open(HERE.parent / 'campaign/kills.py')"),
+    "beside the library": ("evidence/kills.py", "def test_it(): open(HERE.parent / 'evidence/kills.py')"),
 }
 
 
