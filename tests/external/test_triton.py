@@ -89,6 +89,7 @@ def test_rows_without_weight_are_zero():
     assert torch.equal(total, torch.zeros_like(total))
 
 
+@pytest.mark.timeout(1200)  # in the interpreter
 @pytest.mark.parametrize("spec", ["linear(impl=triton)", "linear(impl=triton,rotary=True)"])
 def test_the_mechanism_keeps_the_contract(spec):
     results = check_attention(spec, device=DEVICE)
