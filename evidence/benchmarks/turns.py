@@ -49,7 +49,7 @@ PATTERNS = (
 ROUTED = ("lsh(rounds=2, bucket_size=64)", "vector_quantized(num_codes=64, block_size=128)")
 SMALL = ("softmax", "linear", "local(window=16)", "performer", "bigbird(block_size=16, num_random=1)", "relu_squared")
 COMMANDS = {
-    "command: import of a layer and a model": "import regard, regard.models; regard.AttentionLayer, regard.models.LanguageModel",
+    "command: import of models": "import regard.models; regard.AttentionLayer, regard.models.LanguageModel",
     "command: import regard": "import regard",
     "command: regard list": "from regard.cli.main import main; main(['list'])",
 }

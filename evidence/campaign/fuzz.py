@@ -29,62 +29,35 @@ _WORKED = 2
 """seconds after which a command that was accepted is interrupted"""
 _CODES = (0, 2, 3, 4, 5, 6, 7, 130)
 SHORT = {"commands": 1, "specifications": 3, "configurations": 1, "calls": 2}
-COUNTS = {"commands": 250, "specifications": 450, "configurations": 125, "calls": 175}
+KINDS = {"commands": 250, "specifications": 450, "configurations": 125, "calls": 175}
 """cases of the full form: 20,000 inputs"""
-
+JUDGED: dict[str, int] = {}
 BASES: dict[str, Sequence[str]] = {
-    "train": (
-        "train",
-        *works.TINY,
-        "--model.layers",
-        "1",
-        "--steps",
-        "1",
-        "--out",
-        "new",
-        "--task.corpus",
-        "in/words.txt",
-        "--task.length",
-        "16",
-        "--task.cache",
-        "cache",
-    ),
-    "evaluate": ("evaluate", "in/run", "--limit", "2"),
-    "generate": ("generate", "in/run", "1 is", "--max-new-tokens", "2"),
-    "compare": ("compare", "uniform", "--lengths", "32", "--out", "compared", "--text.corpus", "in/words.txt"),
-    "bench": ("bench", "softmax", "--lengths", "64", "--seconds", "0"),
-    "accuracy": ("accuracy", "linear"),
-    "capacity": ("capacity", "linear"),
-    "rounding": ("rounding", "linear"),
-    "retrieval": ("retrieval", "linear"),
-    "cache": ("cache", "in/run", "--budgets", "4"),
-    "list": ("list",),
-    "info": ("info", "softmax"),
-    "calibrate": ("calibrate", "in/run", "--risk", "0.5", "--passages", "20", "--length", "8"),
-    "knn": ("knn", "stats", "in/store"),
-    "explore": ("explore", "in/run", "1 is", "--out", "page.html"),
-    "checkpoint": ("checkpoint", "list", "in/run"),
-    "claims": ("claims", "rank_of_attention"),
-    "report": ("report", "in/run"),
-    "check": ("check", "softmax"),
-    "doctor": ("doctor",),
+    words.split()[0]: [word.replace("_", " ") if word == "1_is" else word for word in words.split()]
+    for words in (
+        f"train {' '.join(works.TINY)} --model.layers 1 --steps 1 --out new --task.corpus in/words.txt "
+        "--task.length 16 --task.cache cache",
+        "evaluate in/run --limit 2",
+        "generate in/run 1_is --max-new-tokens 2",
+        "compare uniform --lengths 32 --out compared --text.corpus in/words.txt",
+        "bench softmax --lengths 64 --seconds 0",
+        "accuracy linear",
+        "capacity linear",
+        "rounding linear",
+        "retrieval linear",
+        "cache in/run --budgets 4",
+        "list",
+        "info softmax",
+        "calibrate in/run --risk 0.5 --passages 20 --length 8",
+        "knn stats in/store",
+        "explore in/run 1_is --out page.html",
+        "checkpoint list in/run",
+        "report in/run",
+        "check softmax",
+        "doctor",
+    )
 }
 """good commands, which are changed"""
-
-
-def kinds() -> list[str]:
-    """What is given."""
-    return list(COUNTS)
-
-
-def judged(kind: str) -> int:
-    """As from the beginning."""
-    return 1
-
-
-def cases_of(kind: str) -> int:
-    """How many the full form has."""
-    return COUNTS[kind]
 
 
 def cases(kind: str, folder: Path) -> Callable[[int], Outcome]:

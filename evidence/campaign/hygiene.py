@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import regard
 from evidence.campaign import children
 from evidence.campaign.log import ROOT, Outcome
 
@@ -47,40 +48,8 @@ assert torch.equal(mechanism(q, k, v, inputs=more).values, wanted), "other bits"
 """
 
 
-def kinds() -> list[str]:
-    """What is looked at, of every name."""
-    return ["threads", "fork", "spawn", "global state", "steps", "a few steps", "limits"]
-
-
-def judged(kind: str) -> int:
-    """As from the beginning."""
-    return 1
-
-
-def cases_of(kind: str) -> int:
-    """One case for each name."""
-    import regard
-
-    return {"spawn": SPAWNED, "a few steps": 0}.get(kind, len(regard.names()))
-
-
-def cases(kind: str, folder: Path) -> Callable[[int], Outcome]:
-    """The cases of a kind."""
-    checks: dict[str, Callable[[Any, Path], str]] = {
-        "threads": _threads,
-        "fork": _fork,
-        "spawn": _spawn,
-        "global state": _global_state,
-        "steps": partial(_steps, steps=STEPS),
-        "a few steps": partial(_steps, steps=FEW),
-        "limits": _limits,
-    }
-    return partial(_case, kind, checks[kind], folder)
-
-
-def _case(kind: str, check: Callable[[Any, Path], str], folder: Path, seed: int) -> Outcome:
+def _case(kind: str, folder: Path, seed: int) -> Outcome:
     """A name of the catalog, in a child; what is wrong is its output."""
-    import regard
     from regard import catalog
     from regard.testing.inputs import Subject
 
@@ -92,14 +61,13 @@ def _case(kind: str, check: Callable[[Any, Path], str], folder: Path, seed: int)
 
         torch.set_num_threads(1)
         cls = catalog.resolve(name)[0]
-        said = check(Subject(cls, cls.samples[0] if cls.samples else {}), folder)
+        said = CHECKS[kind](Subject(cls, cls.samples[0] if cls.samples else {}), folder)
         print(said, end="")
         return 0
 
     done = children.call(child, folder, memory=2 << 30 if kind == "limits" else None, seconds=1800.0)
-    wrong = done.out.strip() or (
-        f"{'hung' if done.hung else f'exit code {done.code}'}: {done.said}" if done.code else ""
-    )
+    failed = f"{'hung' if done.hung else f'exit code {done.code}'}: {done.said}" if done.code else ""
+    wrong = done.out.strip() or failed
     counts = {"steps": STEPS if kind == "steps" else FEW} if "steps" in kind else {}
     if wrong:
         return Outcome(f"{name}: {wrong}", True, counts, done.seconds, done.peak)
@@ -298,3 +266,22 @@ def _limits(subject: Any, folder: Path) -> str:
 
 def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+CHECKS: dict[str, Callable[[Any, Path], str]] = {
+    "threads": _threads,
+    "fork": _fork,
+    "spawn": _spawn,
+    "global state": _global_state,
+    "steps": partial(_steps, steps=STEPS),
+    "a few steps": partial(_steps, steps=FEW),
+    "limits": _limits,
+}
+KINDS = {kind: {"spawn": SPAWNED, "a few steps": 0}.get(kind, len(regard.names())) for kind in CHECKS}
+"""one case for each name"""
+JUDGED: dict[str, int] = {}
+
+
+def cases(kind: str, folder: Path) -> Callable[[int], Outcome]:
+    """The cases of a kind."""
+    return partial(_case, kind, folder)
