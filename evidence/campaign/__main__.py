@@ -44,13 +44,11 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--short", action="store_true", help="a little of every part; nothing is written")
     parser.add_argument("--again", action="store_true", help="cases that were defects, once more")
     parser.add_argument("--page", action="store_true", help="only write the page")
-    parser.add_argument("--log", type=Path, help="none: docs/recorded/reliability.jsonl")
     options = parser.parse_args(words)
     from evidence.campaign import children, page
 
-    path = options.log or log.RECORDED
     if options.page:
-        page.write(path)
+        page.write()
         return 0
     known = {part.NAME: part for part in parts.every()}
     if unknown := set(options.parts) - known.keys():
@@ -59,12 +57,19 @@ def main(words: Sequence[str]) -> int:
     defects = 0
     for part in (known[name] for name in known if not options.parts or name in options.parts):
         chosen = [kind for kind in part.KINDS if not options.kind or kind in options.kind]
-        for kind, seeds in _planned(part, chosen, options, log.read(path)):
-            written = None if options.short or options.first is not None else path
-            like = log.Batch(part.NAME, kind, 0, _command(words), options.again, part.JUDGED.get(kind, 1))
+        for kind, seeds in _planned(part, chosen, options, log.read(log.RECORDED)):
+            written = None if options.short or options.first is not None else log.RECORDED
+            like = log.Batch(
+                part.NAME,
+                kind,
+                0,
+                shlex.join(["python", "-m", "evidence.campaign", *words]),
+                options.again,
+                part.JUDGED.get(kind, 1),
+            )
             defects += _run(part, like, seeds, written)
     if not options.short and options.first is None:
-        page.write(path)
+        page.write()
     used = os.times()
     print(f"{used.user + used.system + used.children_user + used.children_system:.0f} s of a processor", flush=True)
     return 7 if defects else 0
@@ -99,12 +104,6 @@ def _until(seeds: Sequence[int], until: float | None) -> Iterator[int]:
         if done and until is not None and time.monotonic() > until:
             return
         yield seed
-
-
-def _command(words: Sequence[str]) -> str:
-    """As it is written down: where the log is, is nobody's business."""
-    kept = [word for at, word in enumerate(words) if word != "--log" and (at == 0 or words[at - 1] != "--log")]
-    return shlex.join(["python", "-m", "evidence.campaign", *kept])
 
 
 def _close(batch: log.Batch | None, path: Path | None) -> None:

@@ -42,8 +42,7 @@ class Subject:
 
     sealed: regard wrote them with checksums, so that other content must be named; otherwise it may be read as what it
     is. prepare: commands that make them. commands: those that read them. leaves: files beside what is printed that
-    belong to the result. make: what else makes them. understood: commands end where training begins, and the result is
-    what they understood.
+    belong to the result. make: what else makes them.
     """
 
     sealed: bool
@@ -52,7 +51,6 @@ class Subject:
     files: tuple[str, ...]
     leaves: tuple[str, ...] = ()
     make: Callable[[Path], None] = lambda folder: None
-    understood: bool = False
 
 
 def _hugging_face(folder: Path) -> None:
@@ -82,8 +80,6 @@ def _tables(folder: Path) -> None:
     (folder / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
     (folder / "rows.csv").write_text("text\n" + "\n".join(rows) + "\n")
     parquet.write_table(pyarrow.table({"text": rows}), folder / "rows.parquet")
-    (folder / "prompts.txt").write_text("1 is\n2 is\n")
-    (folder / "config.toml").write_text(works.STAGES.replace("in/words.txt", "words.txt").lstrip())
 
 
 def said(text: str) -> Words:
@@ -171,14 +167,10 @@ SUBJECTS: dict[str, Subject] = {
         ),
         ("labels.csv", "pictures.npz", "pairs.tsv"),
     ),
-    "configurations": Subject(
-        False, (), (said("train --config config.toml --out new"),), ("config.toml",), ("new/config.toml",),
-        make=_tables, understood=True,
-    ),
 }  # fmt: skip
 KINDS = {kind: 600 if kind in ("run on text", "datastore") else 300 for kind in SUBJECTS}
 JUDGED: dict[str, int] = {}
-SHORT = {"run on text": 8, "GGUF": 6, "configurations": 4}
+SHORT = {"run on text": 8, "GGUF": 6}
 
 
 def cases(kind: str, folder: Path) -> Callable[[int], Outcome]:
@@ -215,22 +207,11 @@ def _done(subject: Subject, base: Path, place: Path, words: Words) -> tuple[chil
 
 
 def _run(subject: Subject, place: Path, words: Words) -> tuple[children.Ended, str]:
-    before = _understood if subject.understood else lambda: None
-    done = children.command(words, place, before=before, memory=2 * BYTES, seconds=60.0)
+    done = children.command(words, place, memory=2 * BYTES, seconds=60.0)
     digest = hashlib.sha256(done.out.encode())
     for name in subject.leaves:
         digest.update((place / name).read_bytes() if (place / name).is_file() else b"")
     return done, digest.hexdigest()
-
-
-def _understood() -> None:
-    """From now on a training ends where it begins."""
-    from regard_lab.training.trainer import Trainer
-
-    def fit(*_: object, **__: object) -> None:
-        raise SystemExit(0)
-
-    Trainer.fit = fit  # type: ignore[method-assign]
 
 
 def _case(

@@ -14,7 +14,7 @@ PARTS = {
         "Kills",
         "`kill -9` of a command that trains, builds a datastore, an index or a token store, calibrates or exports: "
         "after a random time, or before any of its operations on files, half of a write included; of two processes, "
-        "one. Given again, up to three kills in a row, it ends with the files of one that was never killed, bit for bit.",
+        "one. Given again, up to three kills in a row, it ends with the files of one never killed, bit for bit.",
     ),
     "faults": (
         "Faults",
@@ -51,7 +51,8 @@ _AFTER = """- A kill is no power failure: what the system had not yet written to
   is interrupted at random times alone.
 - Files of others have no checksum: where their content was changed, it may be read as what it now is.
 - Attacks that nobody meets are made no more, though their cases are counted above: files changed together with their
-  checksums, links and pipes in the place of files, too few descriptors, a limit on the size of files.
+  checksums, links and pipes in the place of files, too few descriptors, a limit on the size of files. Damage to
+  configurations is now part of bad input alone.
 """
 
 
