@@ -243,24 +243,21 @@ def _limits(subject: Any, folder: Path) -> str:
 
     wrong = []
     options = {**subject.cls.filled({}, "campaign"), **subject.options}
-    numbers = [name for name, value in options.items() if type(value) is int]
-    tried: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-        (f"heads.{name}", {}, {name: HUGE}) for name in ("count", "key_dim", "value_dim", "max_length")
-    ]
-    tried += [(name, {name: HUGE}, {}) for name in numbers]
-    for what, changed, heads in tried:
-        began, peak = time.process_time(), _peak()
+    tried = {f"heads.{name}": {name: HUGE} for name in ("count", "key_dim", "value_dim", "max_length")}
+    tried |= {name: {} for name, value in options.items() if type(value) is int}
+    for what, heads in tried.items():
+        changed = {} if heads else {what: HUGE}
+        began, peak, said = time.process_time(), _peak(), []
         try:
             subject.cls(subject.heads(subject.modes[0], **heads), **{**subject.options, **changed})
         except RegardError as error:
-            if not str(error):
-                wrong.append(f"{what}={HUGE}: an error without a message")
+            said += [] if str(error) else ["an error without a message"]
         except BaseException as error:
-            wrong.append(f"{what}={HUGE}: {type(error).__name__}: {str(error)[:120]}")
-        if time.process_time() - began > SECONDS:
-            wrong.append(f"{what}={HUGE}: took {time.process_time() - began:.1f} s")
-        if _peak() - peak > TAKEN:
-            wrong.append(f"{what}={HUGE}: took {(_peak() - peak) >> 20} MiB")
+            said.append(f"{type(error).__name__}: {str(error)[:120]}")
+        seconds, taken = time.process_time() - began, _peak() - peak
+        said += [f"took {seconds:.1f} s"] if seconds > SECONDS else []
+        said += [f"took {taken >> 20} MiB"] if taken > TAKEN else []
+        wrong += [f"{what}={HUGE}: {each}" for each in said]
     return "; ".join(wrong)
 
 

@@ -1,9 +1,8 @@
-"""Words, specifications, configurations and arguments that nobody should give, and some that one may, by seeds."""
+"""Words, specifications and configurations that nobody should give, and some that one may, by seeds."""
 
 import random
 import re
 from collections.abc import Sequence
-from typing import Any
 
 
 def _words(text: str, *others: str) -> tuple[str, ...]:
@@ -136,15 +135,3 @@ def configuration(draw: random.Random, text: str) -> str:
             lines[at] = lines[at][:cut] + draw.choice(PARTS) + lines[at][cut:]
         lines = lines or [""]
     return "\n".join(lines) + "\n"
-
-
-def argument(draw: random.Random, wrong: Sequence[Any]) -> Any:
-    """Something else than is asked for."""
-    import numpy as np
-    import torch
-
-    shape = (1, 2, 3, 4)
-    tensors = [torch.zeros(shape, dtype=each) for each in (torch.int32, torch.complex64, torch.float64)]
-    tensors += [torch.full(shape, float("nan")), torch.zeros(0), torch.zeros(1, 2, 0, 4), torch.zeros(2, 3).to_sparse()]
-    more = (np.zeros(shape), torch.zeros(shape, device="meta"), 1 << 70, -(1 << 70), float("inf"), "x" * 100)
-    return draw.choice((*wrong, *tensors, *more, {"x": 1}, (1, "a", None), lambda: None, Exception, range(3), True))

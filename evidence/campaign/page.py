@@ -52,7 +52,7 @@ _AFTER = """- A kill is no power failure: what the system had not yet written to
 - Files of others have no checksum: where their content was changed, it may be read as what it now is.
 - Attacks that nobody meets are made no more, though their cases are counted above: files changed together with their
   checksums, links and pipes in the place of files, too few descriptors, a limit on the size of files. Damage to
-  configurations is now part of bad input alone.
+  configurations is now part of bad input alone, and a test gives wrong arguments to calls.
 """
 
 
