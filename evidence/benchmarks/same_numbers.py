@@ -4,16 +4,15 @@
     PYTHONPATH=../before/src python evidence/benchmarks/same_numbers.py record before.safetensors
     PYTHONPATH=src python evidence/benchmarks/same_numbers.py record after.safetensors
     python evidence/benchmarks/same_numbers.py compare before.safetensors after.safetensors
-    PYTHONPATH=src python evidence/benchmarks/same_numbers.py triples after.txt    # comm -23 before.txt after.txt shows
-    losses
 
-`record` needs one script for both trees, so it calls what is public and stays: `regard.build`, `forward`, states,
-`AttentionLayer`, the models. Options are read from the signature of the class, option sets from its `samples`, and to
-these comes one set for every value of an option with few values that the samples leave out. Each mechanism is recorded
-causal and not, in float64: values, losses, gradients of q, k, v and of every parameter, under masks, biases and marks,
-with shared keys, leading keys and other keys, in training, and through a state, whose bytes and tensors are numbers
-too. Then layers, and models with what they generate. A refusal is recorded by the name of its error. All inputs are
-signed random numbers of fixed seeds, and parameters are moved off their initial values.
+`record` needs one script for both trees, as far back as the wall between library and laboratory, so it calls what is
+public: `regard.build`, `forward`, states, `AttentionLayer`, the models. Options are read from the signature of the
+class, option sets from its `samples`, and to these comes one set for every value of an option with few values that the
+samples leave out. Each mechanism is recorded causal and not, in float64: values, losses, gradients of q, k, v and of
+every parameter, under masks, biases and marks, with shared keys, leading keys and other keys, in training, and through
+a state, whose bytes and tensors are numbers too. Then layers, and models with what they generate. A refusal is recorded
+by the name of its error. All inputs are signed random numbers of fixed seeds, and parameters are moved off their
+initial values.
 
 `compare` names every difference beyond 1e-12 (float32: 1e-6) of the largest number of a tensor, and every key that is
 missing or new, and exits 7 if there is any. `--except PATTERN` sets aside what was meant to change. Without arguments
@@ -31,6 +30,8 @@ import typing
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -165,9 +166,8 @@ def _values(hint: Any) -> Iterator[object]:
 
 
 def gpu_engines() -> set[str]:
-    """Values of `impl` that a GPU serves, by the files of the engines: before they moved, and after."""
-    root = Path(regard.__file__).parent
-    files = [*(root / "kernels").rglob("*.py"), *(root / "engines" / "gpu").rglob("*.py")]
+    """Values of `impl` that a GPU serves, by the files of the engines."""
+    files = (Path(regard.__file__).parent / "engines" / "gpu").rglob("*.py")
     return {path.stem.rpartition("_")[2] for path in files}
 
 
@@ -244,29 +244,44 @@ def called(numbers: Numbers, key: str, mechanism: Attention, x: Sequence[Tensor]
         numbers.gradients(key, total, leaves | dict(mechanism.named_parameters()))
 
 
+def in_pieces(
+    numbers: Numbers,
+    key: str,
+    kind: str,
+    start: Callable[[], Any],
+    cuts: Sequence[int],
+    call: Callable[[slice, Any], Any],
+) -> None:
+    """Results and states of calls that go on behind each other, with the bytes, slots and tensors of every state."""
+    with numbers.attempt(key), torch.no_grad():
+        state = start()
+        for at, piece in enumerate(slice(*pair) for pair in pairwise(cuts)):
+            got = call(piece, state)
+            state = got.state
+            numbers.add(f"{key}/{kind} {at}", getattr(got, kind))
+            numbers.add(f"{key}/nbytes {at}", state.nbytes)
+            numbers.add(f"{key}/length {at}", state.length)
+            for name, x in state.tensors().items():
+                numbers.add(f"{key}/state {at} {name}", x)
+
+
 def streamed(numbers: Numbers, key: str, mechanism: Attention, length: int, **given: Tensor) -> None:
-    """A prefill, then the rest: values, bytes, tensors, and gradients through the state."""
+    """A prefill, then the rest, at once and in two pieces; and gradients through the state."""
     cut, batch = PREFILLED[length], 2 if length == SHORT else 1
     x = inputs(mechanism, length, length, batch)
-    for pieces in ((slice(0, cut), slice(cut, length)), (slice(0, cut), slice(cut, cut + 1), slice(cut + 1, length))):
-        state, name = mechanism.initial_state(batch, dtype=torch.float64), f"{key}/{len(pieces)} pieces"
-        with numbers.attempt(name), torch.no_grad():
-            for at, piece in enumerate(pieces):
-                part = {argument: y[:, piece] for argument, y in given.items()}
-                got = mechanism(*(y[:, :, piece] for y in x), state=state, **part)
-                state = got.state
-                numbers.add(f"{name}/values {at}", got.values)
-                numbers.add(f"{name}/nbytes {at}", state.nbytes)
-                numbers.add(f"{name}/state {at} length", state.length)
-                for tensor, y in state.tensors().items():
-                    numbers.add(f"{name}/state {at} {tensor}", y)
+
+    def call(piece: slice, state: Any) -> Any:
+        return mechanism(*(y[:, :, piece] for y in x), state=state, **{name: y[:, piece] for name, y in given.items()})
+
+    for cuts in ((0, cut, length), (0, cut, cut + 1, length)):
+        start = partial(mechanism.initial_state, batch, dtype=torch.float64)
+        in_pieces(numbers, f"{key}/{len(cuts) - 1} pieces", "values", start, cuts, call)
     if length == SHORT:
         with numbers.attempt(f"{key}/gradients"):
             leaves = dict(zip("qkv", (y.requires_grad_() for y in x), strict=True))
             state, total = mechanism.initial_state(batch, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
             for piece in (slice(0, cut), slice(cut, length)):
-                part = {argument: y[:, piece] for argument, y in given.items()}
-                got = mechanism(*(y[:, :, piece] for y in x), state=state, **part)
+                got = call(piece, state)
                 state, total = got.state, total + signed(got.values, key)
             numbers.gradients(f"{key}/gradients", total, leaves | dict(mechanism.named_parameters()))
 
@@ -358,23 +373,6 @@ def mechanisms(numbers: Numbers, pattern: str) -> None:
 # ---------------------------------------------------------------------------------------------------------- layers
 
 
-def leaves_of(state: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a composite state, named by their last part and in order, whatever stands in front."""
-    seen: Counter[str] = Counter()
-    for name, x in state.tensors().items():
-        leaf = name.rpartition(".")[2]
-        yield f"{leaf} {seen[leaf]}", x
-        seen[leaf] += 1
-
-
-def stated(numbers: Numbers, key: str, state: Any) -> None:
-    """The bytes, the slots and the tensors of a composite state."""
-    numbers.add(f"{key}/nbytes", state.nbytes)
-    numbers.add(f"{key}/length", state.length)
-    for name, x in leaves_of(state):
-        numbers.add(f"{key}/state {name}", x)
-
-
 def mixes(numbers: Numbers) -> None:
     """Different mechanisms on different heads, as mechanisms."""
     for spec, causal, kv_count in (
@@ -399,13 +397,13 @@ def mixes(numbers: Numbers) -> None:
                 bias = ScoreBias(high=SHORT - 1, curve=drawn(4, 2 * SHORT - 1, seed="curve"))
                 called(numbers, f"{key}/curve", mechanism, x, bias=bias)
             if mechanism.info.supports.state and causal:
-                state = mechanism.initial_state(2, dtype=torch.float64)
-                with torch.no_grad():
-                    for at, piece in enumerate((slice(0, 9), slice(9, SHORT))):
-                        got = mechanism(*(y[:, :, piece] for y in x), key_mask=keep[:, piece], state=state)
-                        state = got.state
-                        numbers.add(f"{key}/state/values {at}", got.values)
-                        stated(numbers, f"{key}/state/{at}", state)
+                start = partial(mechanism.initial_state, 2, dtype=torch.float64)
+                in_pieces(
+                    numbers, f"{key}/state", "values", start, (0, 9, SHORT),
+                    lambda piece, state, m=mechanism, x=x, keep=keep: m(
+                        *(y[:, :, piece] for y in x), key_mask=keep[:, piece], state=state
+                    ),
+                )  # fmt: skip
 
 
 LAYERS: dict[str, Kwargs] = {
@@ -492,28 +490,16 @@ def layer_numbers(numbers: Numbers, key: str, options: Kwargs) -> None:
             numbers.add(f"{key}/prepared/hidden", layer(x, state=layer.prepare(context)).hidden)
     with numbers.attempt(f"{key}/segments"), torch.no_grad():
         if layer.memory is not None:
-            memory = empty_memory(layer)
+            memory = layer.memory.initial_state(2, dtype=torch.float64)
             for at, piece in enumerate((slice(0, 6), slice(6, SHORT))):
                 got = layer(x[:, piece], memory=memory)
                 memory = got.memory
                 numbers.add(f"{key}/segments/hidden {at}", got.hidden)
-                kept = memory if isinstance(memory, Tensor) else memory["hidden"]
-                numbers.add(f"{key}/segments/memory {at}", kept)
+                numbers.add(f"{key}/segments/memory {at}", memory["hidden"])
     if supports.state and layer.heads.causal:
-        with numbers.attempt(f"{key}/state"), torch.no_grad():
-            state = layer.initial_state(2, dtype=torch.float64)
-            for at, piece in enumerate((slice(0, 9), slice(9, 10), slice(10, SHORT))):
-                got = layer(x[:, piece], state=state)
-                state = got.state
-                numbers.add(f"{key}/state/hidden {at}", got.hidden)
-                stated(numbers, f"{key}/state/{at}", state)
-
-
-def empty_memory(layer: Any) -> Any:
-    """A memory before its first segment: hidden states alone in version 0.1, then a state."""
-    if hasattr(layer.memory, "initial"):
-        return layer.memory.initial(2, 16, dtype=torch.float64)
-    return layer.memory.initial_state(2, dtype=torch.float64)
+        start = partial(layer.initial_state, 2, dtype=torch.float64)
+        cuts = (0, 9, 10, SHORT)
+        in_pieces(numbers, f"{key}/state", "hidden", start, cuts, lambda piece, state: layer(x[:, piece], state=state))
 
 
 def functions(numbers: Numbers) -> None:
@@ -550,18 +536,19 @@ def configurations() -> Iterator[tuple[str, Any]]:
             continue
         published = presets.build(name)
         reads: Kwargs = {"input_dim": WIDTH} if published.vocab_size == 0 else {"vocab_size": TOKENS}
+        shape = {key: x for key, x in TINY.items() if key != "mlp_dim" or published.mlp != "none"}
         if getattr(published, "targets", None) is not None:
             reads["targets"] = TOKENS
-        yield f"preset {name}", presets.build(name, **TINY, **reads)
+        yield f"preset {name}", presets.build(name, **shape, **reads)
         if "gate" in arguments:
-            yield f"preset {name}(gate=False)", presets.build(name, **TINY, **reads, gate=False)
+            yield f"preset {name}(gate=False)", presets.build(name, **shape, **reads, gate=False)
     for name in catalog.names():
         cls, _ = catalog.resolve(name)
         spec = label(name, cls.samples[0])
         for position in ("rotary", "alibi", "none"):
-            shape: Kwargs = {**TINY, "layers": 1, "vocab_size": TOKENS, "position": position, "attention": (spec,)}
-            yield f"decoder {spec} {position}", lambda shape=shape: ModelConfig(**shape)
-            yield f"encoder {spec} {position}", lambda shape=shape: EncoderConfig(**shape)
+            small: Kwargs = {**TINY, "layers": 1, "vocab_size": TOKENS, "position": position, "attention": (spec,)}
+            yield f"decoder {spec} {position}", lambda small=small: ModelConfig(**small)
+            yield f"encoder {spec} {position}", lambda small=small: EncoderConfig(**small)
     hybrid = ("local(window=3):2 + linear:2", "softmax", "vector_quantized(num_codes=8, block_size=5)")
     yield "hybrid", ModelConfig(**{**TINY, "layers": 3}, vocab_size=TOKENS, attention=hybrid, short_convolution=3)
     yield (
@@ -648,13 +635,10 @@ def model_numbers(numbers: Numbers, key: str, built: nn.Module) -> None:
 def decoded(numbers: Numbers, key: str, model: Any, x: Tensor) -> None:
     """A prefill and the rest with a state; tokens, greedy, drawn, and by beams."""
     if model.streams:
-        with numbers.attempt(f"{key}/state"), torch.no_grad():
-            state = model.initial_state(2)
-            for at, piece in enumerate((slice(0, 9), slice(9, SHORT))):
-                got = model(x[:, piece], state=state)
-                state = got.state
-                numbers.add(f"{key}/state/logits {at}", got.logits)
-                stated(numbers, f"{key}/state/{at}", state)
+        start = partial(model.initial_state, 2)
+        in_pieces(
+            numbers, f"{key}/state", "logits", start, (0, 9, SHORT), lambda at, state: model(x[:, at], state=state)
+        )
         with numbers.attempt(f"{key}/beams"):
             rows = beam_search(model, x[:, :4], max_new_tokens=6, beams=2)
             numbers.add(f"{key}/beams/tokens", torch.cat([one.tokens for row in rows for one in row]))
@@ -667,13 +651,8 @@ def decoded(numbers: Numbers, key: str, model: Any, x: Tensor) -> None:
 
 def crossed(numbers: Numbers, key: str, model: Any, source: Tensor, x: Tensor) -> None:
     """The source prepared once, then tokens with a state; and by beams."""
-    with numbers.attempt(f"{key}/state"), torch.no_grad():
-        state = model.prepare(source)
-        for at, piece in enumerate((slice(0, 9), slice(9, SHORT))):
-            got = model.decode(x[:, piece], state)
-            state = got.state
-            numbers.add(f"{key}/state/logits {at}", got.logits)
-            stated(numbers, f"{key}/state/{at}", state)
+    start = partial(model.prepare, source)
+    in_pieces(numbers, f"{key}/state", "logits", start, (0, 9, SHORT), lambda at, state: model.decode(x[:, at], state))
     with numbers.attempt(f"{key}/beams"):
         rows = beam_search(model, source, max_new_tokens=6, beams=2)
         numbers.add(f"{key}/beams/tokens", torch.cat([one.tokens for row in rows for one in row]))
@@ -747,36 +726,6 @@ def compare(before: Path, after: Path, allowed: Sequence[str]) -> int:
     return DIFFERENT if found else 0
 
 
-def triples(path: Path) -> int:
-    """Write every (mechanism, option set, check) of the conformance suite, a line each, sorted."""
-    from regard.testing import CHECKS
-
-    lines: list[str] = []
-    for name in catalog.names():
-        cls, _ = catalog.resolve(name)
-        samples, others = option_sets(cls)
-        for at, options in enumerate(samples):
-            lines += [f"{label(name, options)}\t{key}" for key, law in CHECKS.items() if at == 0 or not law.once]
-        quick = [key for key, law in CHECKS.items() if not law.once and key != "cost"]
-        lines += [
-            f"{label(name, options)}\t{key}\tvalue" for options in others if served(name, options) for key in quick
-        ]
-    path.write_text("\n".join(sorted(lines)) + "\n", encoding="utf-8")
-    print(f"{len(lines):,} triples")
-    return 0
-
-
-def served(name: str, options: Options) -> bool:
-    """Whether an option set can be built, causal or not."""
-    for causal in (True, False):
-        try:
-            regard.build(name, heads_of(causal, SHORT), **options)
-        except RegardError:
-            continue
-        return True
-    return False
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command")
@@ -787,15 +736,12 @@ def main() -> int:
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)
     comparing.add_argument("--except", dest="allowed", nargs="+", default=[], metavar="PATTERN")
-    commands.add_parser("triples").add_argument("out", type=Path)
     options = parser.parse_args()
     match options.command:
         case "record":
             return record(options.out, options.names)
         case "compare":
             return compare(options.before, options.after, options.allowed)
-        case "triples":
-            return triples(options.out)
         case _:
             parser.print_usage()
             return 0

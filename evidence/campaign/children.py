@@ -1,6 +1,5 @@
 """Commands in forked children of a process that has imported torch and regard: 20 milliseconds instead of seconds."""
 
-import ctypes
 import importlib
 import os
 import pkgutil
@@ -57,10 +56,12 @@ def warm() -> None:
     import torch._dynamo  # noqa: F401
 
     import regard
+    import regard_lab
 
-    for module in pkgutil.walk_packages(regard.__path__, "regard."):
-        if "triton" not in module.name and not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
+    for package in (regard, regard_lab):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if "triton" not in module.name and not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
 
 
 def call(
@@ -70,8 +71,6 @@ def call(
     before: Callable[[], None] = lambda: None,
     stop: tuple[float, signal.Signals] | None = None,
     memory: int | None = None,
-    full: bool = False,
-    needed: Path | None = None,
     seconds: float = SECONDS,
 ) -> Ended:
     """Call a function in a forked child.
@@ -82,8 +81,6 @@ def call(
         before: is called in the child first.
         stop: (seconds, signal): what it gets after that time; the function lets signals in (`command` does).
         memory: bytes of address space that it may take beside its parent's; None: any.
-        full: what its allocator still has of its parent is taken first, so that all it needs is asked of the system.
-        needed: file for the bytes of address space that it took at most, beside what it began with.
         seconds: after which it is killed where it did nothing on the clock, and of a processor in any case.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -99,7 +96,7 @@ def call(
             os.write(writer, str(_resident()).encode())
             os.close(reader)
             os.close(writer)
-            _child(function, place, before, (memory, full, needed), out, err)
+            _child(function, place, before, memory, out, err)
         os.close(writer)
         had = int(os.read(reader, 99) or b"0")  # what a child begins with is less than its parent has
         os.close(reader)
@@ -133,7 +130,7 @@ def _child(
     function: Callable[[], int],
     place: Path,
     before: Callable[[], None],
-    limits: tuple[int | None, bool, Path | None],
+    memory: int | None,
     out: BinaryIO,
     err: BinaryIO,
 ) -> None:
@@ -151,15 +148,10 @@ def _child(
         sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
         before()
-        memory, full, needed = limits
-        if full:
-            _fill()
-        had = 0 if memory is None and needed is None else _virtual()  # which needs a descriptor
         if memory is not None:
+            had = int(Path("/proc/self/statm").read_text().split()[0]) * _PAGE
             resource.setrlimit(resource.RLIMIT_AS, (had + memory, had + memory))
         code = function()
-        if needed is not None:
-            needed.write_text(str(_most_virtual() - had))
     except BaseException:
         os.write(2, traceback.format_exc().encode())  # the streams may be what failed
     finally:
@@ -224,27 +216,5 @@ def _end_group(pid: int) -> None:
         return
 
 
-def _fill() -> None:
-    """Take whatever this process has that is free, without a byte more of the system's, and never use it."""
-    library = ctypes.CDLL(None)
-    library.malloc.restype = ctypes.c_void_p
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (_virtual(), before[1]))
-    for size in (1 << 20, 1 << 16, 1 << 12, 1 << 9):
-        while library.malloc(ctypes.c_size_t(size)):
-            pass
-    resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-def _most_virtual() -> int:
-    """Bytes of address space that this process had at most."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmPeak"))
-
-
 def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
-
-
-def _virtual() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[0]) * _PAGE

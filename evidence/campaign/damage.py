@@ -4,7 +4,7 @@ import hashlib
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,10 +26,14 @@ CACHE = ("--task.cache", "cache")
 SCALE = ("--temperature", "0", "--max-new-tokens", "6")
 
 
+def _here(words: Sequence[str]) -> Words:
+    """Where inputs are not in a folder beside, but here."""
+    return tuple(word.removeprefix("in/") for word in words)
+
+
 def _trained(name: str, *more: str) -> Words:
     """A training in this folder, whose inputs are beside it."""
-    given = [word.removeprefix("in/") for word in TRAININGS[name]]
-    return ("train", "--out", "run", *TINY, *PACE, *given, *works.DRAWN.get(name, ()), *more)
+    return ("train", "--out", "run", *TINY, *PACE, *_here(TRAININGS[name]), *works.DRAWN.get(name, ()), *more)
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,7 @@ class Subject:
 
     sealed: regard wrote them with checksums, so that other content must be named; otherwise it may be read as what it
     is. prepare: commands that make them. commands: those that read them. leaves: files beside what is printed that
-    belong to the result. make: what else makes them. understood: commands end where training begins, and the result is
-    what they understood.
+    belong to the result. make: what else makes them.
     """
 
     sealed: bool
@@ -48,7 +51,6 @@ class Subject:
     files: tuple[str, ...]
     leaves: tuple[str, ...] = ()
     make: Callable[[Path], None] = lambda folder: None
-    understood: bool = False
 
 
 def _hugging_face(folder: Path) -> None:
@@ -78,91 +80,56 @@ def _tables(folder: Path) -> None:
     (folder / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
     (folder / "rows.csv").write_text("text\n" + "\n".join(rows) + "\n")
     parquet.write_table(pyarrow.table({"text": rows}), folder / "rows.parquet")
-    (folder / "prompts.txt").write_text("1 is\n2 is\n")
-    (folder / "config.toml").write_text(works.STAGES.replace("in/words.txt", "words.txt").lstrip())
 
 
-EVALUATED: Words = ("evaluate", "run", "--json", "--batch-size", "8")
+def said(text: str) -> Words:
+    """A command, word by word."""
+    return tuple(text.split())
+
+
+EVALUATED = said("evaluate run --json --batch-size 8")
 GENERATED: Words = ("generate", "run", "1 is", *SCALE)
-RESUMED: Words = ("train", "--resume", "run", "--steps", "14", "--json")
-VERIFIED: Words = ("checkpoint", "verify", "run")
-EXPORTED: Words = ("checkpoint", "export", "run", "--out", "weights.safetensors")
-LOOKED: Words = (
-    "evaluate",
-    "decoder",
-    "--json",
-    "--corpus",
-    "more.txt",
-    "--token-files",
-    "cache",
-    "--datastore",
-    "store",
+RESUMED = said("train --resume run --steps 14 --json")
+LOOKED = said("evaluate decoder --json --corpus more.txt --token-files cache --datastore store --knn.k 4 --limit 8")
+READ = said(
+    "train --steps 1 --warmup 0 --batch-size 4 --threads 1 --out new --json "
+    "--model.dim 16 --model.heads 2 --model.layers 1"
 )
-LOOKED += ("--knn.k", "4", "--limit", "8")
-READ: Words = (
-    "train",
-    "--steps",
-    "1",
-    "--warmup",
-    "0",
-    "--batch-size",
-    "4",
-    "--threads",
-    "1",
-    "--out",
-    "new",
-    "--json",
-)
-READ += ("--model.dim", "16", "--model.heads", "2", "--model.layers", "1")
+FROM = said("train --from decoder --out run --batch-size 4 --warmup 2 --threads 1")
+ROWS = ("rows.jsonl", "rows.csv", "rows.parquet", "words.txt")
+RUN = ("run/**/*",)
+
+
+def _of_others(name: str, text: str, prompt: str) -> tuple[Words, ...]:
+    """What is done with published weights."""
+    return ("generate", name, prompt, *SCALE), ("evaluate", name, "--corpus", text, "--json")
+
+
 SUBJECTS: dict[str, Subject] = {
     "run on text": Subject(
         True,
         (_trained("byte pairs"),),
-        (EVALUATED, GENERATED, RESUMED, VERIFIED, EXPORTED, ("info", "run")),
-        ("run/**/*",),
+        (
+            *(EVALUATED, GENERATED, RESUMED, said("checkpoint verify run"), said("info run")),
+            said("checkpoint export run --out weights.safetensors"),
+        ),
+        RUN,
         ("weights.safetensors",),
     ),
     "run on classes": Subject(
-        True, (_trained("classes of texts"),), (EVALUATED, ("generate", "run", "3 is odd"), RESUMED), ("run/**/*",)
+        True, (_trained("classes of texts"),), (EVALUATED, ("generate", "run", "3 is odd"), RESUMED), RUN
     ),
     "run on pixels": Subject(
-        True,
-        (_trained("pixels"),),
-        (EVALUATED, RESUMED, ("generate", "run", "--out", "drawn.png")),
-        ("run/**/*",),
-        ("drawn.png",),
+        True, (_trained("pixels"),), (EVALUATED, RESUMED, said("generate run --out drawn.png")), RUN, ("drawn.png",)
     ),
-    "run with memories": Subject(True, (_trained("compressive memory"),), (EVALUATED, RESUMED), ("run/**/*",)),
+    "run with memories": Subject(True, (_trained("compressive memory"),), (EVALUATED, RESUMED), RUN),
     "run from weights": Subject(
-        True,
-        (
-            (*DECODER, *CACHE),
-            (
-                "train",
-                "--from",
-                "decoder",
-                "--out",
-                "run",
-                *PACE,
-                *[w.removeprefix("in/") for w in TEXT],
-                "--batch-size",
-                "4",
-                "--warmup",
-                "2",
-                "--threads",
-                "1",
-            ),
-        ),
-        (EVALUATED, GENERATED, RESUMED),
-        ("run/**/*",),
+        True, ((*DECODER, *CACHE), (*FROM, *PACE, *_here(TEXT))), (EVALUATED, GENERATED, RESUMED), RUN
     ),
     "calibration": Subject(
         True,
-        (
-            (*(word.replace("decoder", "run") for word in EXITS),),
-            ("calibrate", "run", *(w.removeprefix("in/") for w in CALIBRATED[4:])),
-        ),
-        ((*EVALUATED, "--exits", "calibrated"), (*GENERATED, "--exits", "calibrated"), ("info", "run")),
+        (tuple(word.replace("decoder", "run") for word in EXITS), ("calibrate", "run", *_here(CALIBRATED[4:]))),
+        ((*EVALUATED, "--exits", "calibrated"), (*GENERATED, "--exits", "calibrated"), said("info run")),
         ("run/exits/*",),
     ),
     "datastore": Subject(
@@ -170,87 +137,40 @@ SUBJECTS: dict[str, Subject] = {
         ((*DECODER, *CACHE), (*STORE, "--index", "flat", "ivf", "hnsw")),
         (
             LOOKED,
-            (*LOOKED, "--knn.index", "ivf"),
-            (*LOOKED, "--knn.index", "hnsw"),
-            (*LOOKED, "--knn.index", "flat"),
-            ("knn", "verify", "store"),
-            ("knn", "stats", "store", "--json"),
+            *((*LOOKED, "--knn.index", kind) for kind in ("ivf", "hnsw", "flat")),
+            said("knn verify store"),
+            said("knn stats store --json"),
             ("knn", "search", "store", "1 is", "--model", "decoder", "--knn.k", "3", "--json"),
         ),
         ("store/*",),
     ),
     "token files": Subject(True, (_trained("text"),), (EVALUATED, RESUMED), ("cache/**/*",)),
     "saved network": Subject(
-        True,
-        (),
-        (("generate", "saved", "to be", *SCALE), ("evaluate", "saved", "--corpus", "question.txt", "--json")),
-        ("saved/*",),
-        make=_hugging_face,
+        True, (), _of_others("saved", "question.txt", "to be"), ("saved/*",), make=_hugging_face
     ),
     "Hugging Face folder": Subject(
-        False,
-        (),
-        (("generate", "published", "to be", *SCALE), ("evaluate", "published", "--corpus", "question.txt", "--json")),
-        ("published/*",),
-        make=_hugging_face,
+        False, (), _of_others("published", "question.txt", "to be"), ("published/*",), make=_hugging_face
     ),
-    "GGUF": Subject(
-        False,
-        (),
-        (
-            ("generate", "weights.gguf", "ab c", *SCALE),
-            ("evaluate", "weights.gguf", "--corpus", "letters.txt", "--json"),
-        ),
-        ("weights.gguf",),
-        make=_gguf,
-    ),
+    "GGUF": Subject(False, (), _of_others("weights.gguf", "letters.txt", "ab c"), ("weights.gguf",), make=_gguf),
     "texts": Subject(
-        False,
-        (),
-        tuple(
-            (*READ, "--task.length", "16", *CACHE, "--task.corpus", name)
-            for name in ("rows.jsonl", "rows.csv", "rows.parquet", "words.txt")
-        ),
-        ("rows.jsonl", "rows.csv", "rows.parquet", "words.txt"),
+        False, (), tuple((*READ, "--task.length", "16", *CACHE, "--task.corpus", name) for name in ROWS), ROWS,
         make=_tables,
     ),
     "tables and images": Subject(
         False,
         (),
         (
-            (*READ, "--task", "classification", "--task.data", "labels.csv", "--task.length", "16"),
-            (*READ, "--task", "classification", "--task.data", "pictures.npz"),
-            (*READ, "--task", "images", "--task.data", "pictures.npz"),
-            (*READ, "--task", "translation", "--task.corpus", "pairs.tsv", "--task.tokenizer", "bytes"),
+            (*READ, *said("--task classification --task.data labels.csv --task.length 16")),
+            (*READ, *said("--task classification --task.data pictures.npz")),
+            (*READ, *said("--task images --task.data pictures.npz")),
+            (*READ, *said("--task translation --task.corpus pairs.tsv --task.tokenizer bytes")),
         ),
         ("labels.csv", "pictures.npz", "pairs.tsv"),
     ),
-    "configurations": Subject(
-        False,
-        (),
-        (("train", "--config", "config.toml", "--out", "new"),),
-        ("config.toml",),
-        ("new/config.toml",),
-        make=_tables,
-        understood=True,
-    ),
-}
-SHORT = {"run on text": 8, "GGUF": 6, "configurations": 4}
-
-
-def kinds() -> list[str]:
-    """Every subject."""
-    return list(SUBJECTS)
-
-
-def judged(kind: str) -> int:
-    """As from the beginning."""
-    return 1
-
-
-def cases_of(kind: str) -> int:
-    """How many the full form has."""
-    return 600 if kind in ("run on text", "datastore") else 300
+}  # fmt: skip
+KINDS = {kind: 600 if kind in ("run on text", "datastore") else 300 for kind in SUBJECTS}
+JUDGED: dict[str, int] = {}
+SHORT = {"run on text": 8, "GGUF": 6}
 
 
 def cases(kind: str, folder: Path) -> Callable[[int], Outcome]:
@@ -258,7 +178,8 @@ def cases(kind: str, folder: Path) -> Callable[[int], Outcome]:
     subject = SUBJECTS[kind]
     base, twin = folder / "base", folder / TWIN
     _prepare(subject, base)
-    files = sorted(path.relative_to(base) for path in _files(base, subject.files))
+    found = {path.relative_to(base) for pattern in subject.files for path in base.glob(pattern) if path.is_file()}
+    files = sorted(path for path in found if path.name != ".lock")
     wanted: dict[Words, tuple[str, children.Ended]] = {}
     for words in subject.commands:
         done, result = _done(subject, base, folder / "whole", words)
@@ -278,11 +199,6 @@ def _prepare(subject: Subject, base: Path, more: Words = ()) -> None:
             raise RuntimeError(f"regard {' '.join(words)} cannot be prepared: {done.said}")
 
 
-def _files(base: Path, patterns: Sequence[str]) -> Iterator[Path]:
-    for pattern in patterns:
-        yield from (path for path in base.glob(pattern) if path.is_file() and path.name != ".lock")
-
-
 def _done(subject: Subject, base: Path, place: Path, words: Words) -> tuple[children.Ended, str]:
     """A command in a copy of the base, and what came of it."""
     shutil.rmtree(place, ignore_errors=True)
@@ -291,22 +207,11 @@ def _done(subject: Subject, base: Path, place: Path, words: Words) -> tuple[chil
 
 
 def _run(subject: Subject, place: Path, words: Words) -> tuple[children.Ended, str]:
-    before = _understood if subject.understood else lambda: None
-    done = children.command(words, place, before=before, memory=2 * BYTES, seconds=60.0)
+    done = children.command(words, place, memory=2 * BYTES, seconds=60.0)
     digest = hashlib.sha256(done.out.encode())
     for name in subject.leaves:
         digest.update((place / name).read_bytes() if (place / name).is_file() else b"")
     return done, digest.hexdigest()
-
-
-def _understood() -> None:
-    """From now on a training ends where it begins."""
-    from regard_lab.training.trainer import Trainer
-
-    def fit(*_: object, **__: object) -> None:
-        raise SystemExit(0)
-
-    Trainer.fit = fit  # type: ignore[method-assign]
 
 
 def _case(

@@ -1,10 +1,9 @@
-"""Signals, full disks, folders that cannot be written, no descriptors, no home: named, nothing lost, goes on."""
+"""Signals, full disks, folders that cannot be written, little memory, no home: named, nothing lost, goes on."""
 
 import errno
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 from collections.abc import Callable
@@ -29,37 +28,22 @@ ERRORS = {
     "broken disk": (errno.EIO, False),
 }
 """name -> error, and whether it stays from then on"""
-OTHERS = (
-    "signal at a moment",
-    "signal at an operation",
-    "limit on files",
-    "no descriptors",
-    "little memory",
-    "no home",
-)
+OTHERS = ("signal at a moment", "signal at an operation", "little memory", "no home")
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+KINDS = {
+    f"{work}: {fault}": 80 if "full" in fault else 16
+    for works_of, faults in ((WORKS, (*ERRORS, *OTHERS)), (SEVERAL, (*ERRORS, *OTHERS[:2])))
+    for work in works_of
+    for fault in faults
+}
+"""every work with every fault: with a full disk, every operation of a work fails once at least"""
+JUDGED = {kind: 2 for kind in KINDS if kind.endswith(OTHERS[:3])}
+"""2: a signal ends a command with its exit code and a word, and limits of memory are chosen where it needs more.
+Before, a command that a signal ended without a word was right, and few limits were met."""
 SHORT = {"text: full disk": 2, "text: signal at a moment": 2}
 _CODES = {signal.SIGTERM: (143,), signal.SIGINT: (130,)}
 _WORD = re.compile(r"regard( \w+)?: interrupted; \S|\w+: SIG\w+: saved at step \d+; continue with --resume$")
 """what a command that a signal ends says last: what is left, or how to go on; of several processes one of them"""
-
-
-def kinds() -> list[str]:
-    """Every work with every fault."""
-    of_one = [f"{work}: {fault}" for work in WORKS for fault in (*ERRORS, *OTHERS)]
-    return [*of_one, *(f"{work}: {fault}" for work in SEVERAL for fault in (*ERRORS, *OTHERS[:2]))]
-
-
-def judged(kind: str) -> int:
-    """2: a signal ends a command with its exit code and a word, and limits of memory are chosen where it needs more.
-    Before, a command that a signal ended without a word was right, and few limits were met.
-    """
-    return 2 if kind.partition(": ")[2] in ("signal at a moment", "signal at an operation", "little memory") else 1
-
-
-def cases_of(kind: str) -> int:
-    """How many the full form has: every operation of a work fails once at least."""
-    return 80 if kind.partition(": ")[2] in ("full disk", "disk that stays full") else 16
 
 
 def cases(kind: str, folder: Path) -> Callable[[int], Outcome]:
@@ -71,8 +55,6 @@ def cases(kind: str, folder: Path) -> Callable[[int], Outcome]:
     act = {
         "signal at a moment": _signalled,
         "signal at an operation": _signalled_at,
-        "limit on files": _limited,
-        "no descriptors": _without_descriptors,
         "little memory": _without_memory,
         "no home": _without_home,
     }[fault]
@@ -117,32 +99,11 @@ def _signalled_at(scene: Scene, seed: int) -> Outcome:
     return _judged(scene, place, done, f"{number.name} at operation {at} ({_kind(scene, at)})", codes=_CODES[number])
 
 
-def _limited(scene: Scene, seed: int) -> Outcome:
-    """The system's own limit on the size of a file."""
-    # What is said goes to a file too.
-    most = max(1000, random.Random(f"limit {scene.work.name} {seed}").randint(0, 60_000))
-    place = scene.place(f"case{seed}")
-    done = scene.go_on(place, before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)))
-    return _judged(scene, place, done, f"files of at most {most} bytes", codes=(6,), says="File too large")
-
-
-def _without_descriptors(scene: Scene, seed: int) -> Outcome:
-    """So few that some of what is opened cannot be."""
-
-    def before() -> None:
-        most = 3 + seed % 12  # what is open already stays so
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-    place = scene.place(f"case{seed}")
-    done = scene.go_on(place, before=before)
-    return _judged(scene, place, done, f"{seed % 12} descriptors", codes=(2, 3, 4, 6), says="open files")
-
-
 def _without_memory(scene: Scene, seed: int) -> Outcome:
-    """An address space that ends on the way: between what the command has when it begins and what it needs."""
-    most = random.Random(f"memory {scene.work.name} {seed}").randrange(scene.needed)
+    """An address space that ends on the way: less than the command took before, beside what it begins with."""
+    most = random.Random(f"memory {scene.work.name} {seed}").randrange(max(1, scene.peak))
     place = scene.place(f"case{seed}")
-    done = scene.go_on(place, memory=most, full=True)
+    done = scene.go_on(place, memory=most)
     return _judged(scene, place, done, f"{most} bytes of memory", codes=(6,), says="memory")
 
 

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import regard
 from evidence.campaign import children
 from evidence.campaign.log import ROOT, Outcome
 
@@ -47,40 +48,8 @@ assert torch.equal(mechanism(q, k, v, inputs=more).values, wanted), "other bits"
 """
 
 
-def kinds() -> list[str]:
-    """What is looked at, of every name."""
-    return ["threads", "fork", "spawn", "global state", "steps", "a few steps", "limits"]
-
-
-def judged(kind: str) -> int:
-    """As from the beginning."""
-    return 1
-
-
-def cases_of(kind: str) -> int:
-    """One case for each name."""
-    import regard
-
-    return {"spawn": SPAWNED, "a few steps": 0}.get(kind, len(regard.names()))
-
-
-def cases(kind: str, folder: Path) -> Callable[[int], Outcome]:
-    """The cases of a kind."""
-    checks: dict[str, Callable[[Any, Path], str]] = {
-        "threads": _threads,
-        "fork": _fork,
-        "spawn": _spawn,
-        "global state": _global_state,
-        "steps": partial(_steps, steps=STEPS),
-        "a few steps": partial(_steps, steps=FEW),
-        "limits": _limits,
-    }
-    return partial(_case, kind, checks[kind], folder)
-
-
-def _case(kind: str, check: Callable[[Any, Path], str], folder: Path, seed: int) -> Outcome:
+def _case(kind: str, folder: Path, seed: int) -> Outcome:
     """A name of the catalog, in a child; what is wrong is its output."""
-    import regard
     from regard import catalog
     from regard.testing.inputs import Subject
 
@@ -92,14 +61,13 @@ def _case(kind: str, check: Callable[[Any, Path], str], folder: Path, seed: int)
 
         torch.set_num_threads(1)
         cls = catalog.resolve(name)[0]
-        said = check(Subject(cls, cls.samples[0] if cls.samples else {}), folder)
+        said = CHECKS[kind](Subject(cls, cls.samples[0] if cls.samples else {}), folder)
         print(said, end="")
         return 0
 
     done = children.call(child, folder, memory=2 << 30 if kind == "limits" else None, seconds=1800.0)
-    wrong = done.out.strip() or (
-        f"{'hung' if done.hung else f'exit code {done.code}'}: {done.said}" if done.code else ""
-    )
+    failed = f"{'hung' if done.hung else f'exit code {done.code}'}: {done.said}" if done.code else ""
+    wrong = done.out.strip() or failed
     counts = {"steps": STEPS if kind == "steps" else FEW} if "steps" in kind else {}
     if wrong:
         return Outcome(f"{name}: {wrong}", True, counts, done.seconds, done.peak)
@@ -275,26 +243,42 @@ def _limits(subject: Any, folder: Path) -> str:
 
     wrong = []
     options = {**subject.cls.filled({}, "campaign"), **subject.options}
-    numbers = [name for name, value in options.items() if type(value) is int]
-    tried: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-        (f"heads.{name}", {}, {name: HUGE}) for name in ("count", "key_dim", "value_dim", "max_length")
-    ]
-    tried += [(name, {name: HUGE}, {}) for name in numbers]
-    for what, changed, heads in tried:
-        began, peak = time.process_time(), _peak()
+    tried = {f"heads.{name}": {name: HUGE} for name in ("count", "key_dim", "value_dim", "max_length")}
+    tried |= {name: {} for name, value in options.items() if type(value) is int}
+    for what, heads in tried.items():
+        changed = {} if heads else {what: HUGE}
+        began, peak, said = time.process_time(), _peak(), []
         try:
             subject.cls(subject.heads(subject.modes[0], **heads), **{**subject.options, **changed})
         except RegardError as error:
-            if not str(error):
-                wrong.append(f"{what}={HUGE}: an error without a message")
+            said += [] if str(error) else ["an error without a message"]
         except BaseException as error:
-            wrong.append(f"{what}={HUGE}: {type(error).__name__}: {str(error)[:120]}")
-        if time.process_time() - began > SECONDS:
-            wrong.append(f"{what}={HUGE}: took {time.process_time() - began:.1f} s")
-        if _peak() - peak > TAKEN:
-            wrong.append(f"{what}={HUGE}: took {(_peak() - peak) >> 20} MiB")
+            said.append(f"{type(error).__name__}: {str(error)[:120]}")
+        seconds, taken = time.process_time() - began, _peak() - peak
+        said += [f"took {seconds:.1f} s"] if seconds > SECONDS else []
+        said += [f"took {taken >> 20} MiB"] if taken > TAKEN else []
+        wrong += [f"{what}={HUGE}: {each}" for each in said]
     return "; ".join(wrong)
 
 
 def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+CHECKS: dict[str, Callable[[Any, Path], str]] = {
+    "threads": _threads,
+    "fork": _fork,
+    "spawn": _spawn,
+    "global state": _global_state,
+    "steps": partial(_steps, steps=STEPS),
+    "a few steps": partial(_steps, steps=FEW),
+    "limits": _limits,
+}
+KINDS = {kind: {"spawn": SPAWNED, "a few steps": 0}.get(kind, len(regard.names())) for kind in CHECKS}
+"""one case for each name"""
+JUDGED: dict[str, int] = {}
+
+
+def cases(kind: str, folder: Path) -> Callable[[int], Outcome]:
+    """The cases of a kind."""
+    return partial(_case, kind, folder)

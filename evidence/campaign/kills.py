@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 from evidence.campaign import children, equal, injected, several, works
@@ -19,38 +19,24 @@ from evidence.campaign.log import ROOT, Outcome
 from evidence.campaign.works import Work
 
 NAME = "kills"
-CASES = 12
-"""of a kind in the full form, each with one to three kills"""
-FEW = 4
-"""of kinds that import everything anew"""
 FRESH, LAUNCHED = "fresh processes", "processes of torchrun"
 """python -m regard, of which each imports everything anew; and two of them, of which one is killed"""
 _ANEW = {FRESH: "text", LAUNCHED: "two processes"}
+KINDS = {**dict.fromkeys(works.names(), 12), **dict.fromkeys(_ANEW, 4)}
+"""every work, and two of them in processes of their own; each case has one to three kills"""
+JUDGED = {kind: 3 if kind.startswith("two processes") else 2 for kind in KINDS}
+"""2: every file that a command leaves is compared. Before, of an export nothing was, of an addition its manifest, and
+of a run its newest checkpoint and its metrics. 3, of several processes: each reads tensors in an order of its own,
+which forked ones shared before."""
+SHORT = {"text": 1, "codebooks": 1, "datastore": 1}
+BATCH = 20
 _WARM = 3
 
 
-def kinds() -> list[str]:
-    """Every work, and two of them in processes of their own."""
-    return [*works.names(), *_ANEW]
-
-
-def judged(kind: str) -> int:
-    """2: every file that a command leaves is compared. Before, of an export nothing was, of an addition its manifest,
-    and of a run its newest checkpoint and its metrics. 3, of several processes: each reads tensors in an order of its
-    own, which forked ones shared before.
-    """
-    return 3 if kind.startswith("two processes") else 2
-
-
 def cases(kind: str, folder: Path) -> Callable[[int], Outcome]:
-    """The cases of a kind.
-
-    Args:
-        kind: of `kinds`.
-        folder: an empty one, for what cases need and leave.
-    """
+    """The cases of a kind."""
     scene = Scene(works.work(_ANEW.get(kind, kind)), folder)
-    return partial(_fresh if kind == FRESH else _launched if kind == LAUNCHED else _case, scene)
+    return partial(_case if kind not in _ANEW else _anew, scene)
 
 
 class Scene:
@@ -64,13 +50,14 @@ class Scene:
             if done.code:
                 raise RuntimeError(f"{work.name} cannot be prepared: {done.said}")
         self.whole = self.place("whole")
-        seconds = []
+        seconds, self.peak = [], 0
         for number in range(_WARM):  # in this process first: what is imported now no child imports again
             place = self.place(f"warm{number}")
             began = time.monotonic()
             here = not number and work.processes == 1
             done = _here(work.words(place), place) if here else self.go_on(place)
             seconds.append(time.monotonic() - began)
+            self.peak = max(self.peak, done.peak)
             if done.code:
                 raise RuntimeError(f"{work.name} fails without being disturbed: {done.said}")
             if number < _WARM - 1:
@@ -103,16 +90,6 @@ class Scene:
             raise RuntimeError(f"{self.work.name} gives other bits when it is done again: {', '.join(different)}")
         shutil.rmtree(place)
         return report.read_text(encoding="utf-8").splitlines()
-
-    @cached_property
-    def needed(self) -> int:
-        """Bytes of address space that one command takes, where its process has nothing left that is free."""
-        place, report = self.place("filled"), self.folder / "needed"
-        done = self.go_on(place, full=True, needed=report)
-        if done.code:
-            raise RuntimeError(f"{self.work.name} fails where memory is counted: {done.said}")
-        shutil.rmtree(place)
-        return max(1, int(report.read_text()))
 
     def says_whole(self, done: children.Ended) -> bool:
         """Whether a command was refused because what it makes is there."""
@@ -160,7 +137,7 @@ def _moments(scene: Scene, seed: int) -> Iterator[tuple[str, float]]:
 
 def _case(scene: Scene, seed: int) -> Outcome:
     place, kills, told = scene.place(f"case{seed}"), 0, []
-    most, peak = 0.0, 0
+    most, peak, wrong = 0.0, 0, []
     for how, when in _moments(scene, seed):
         if how == "operation":
             act = injected.killed(int(when))
@@ -170,83 +147,54 @@ def _case(scene: Scene, seed: int) -> Outcome:
             done = scene.go_on(place, stop=(when, signal.SIGKILL), **which)
         told.append(f"{how} {when:.3f}")
         most, peak = max(most, done.seconds), max(peak, done.peak)
+        kills += done.code == -signal.SIGKILL and not done.hung
         if done.hung:
-            return Outcome(f"after {told} it hung", True, {"kills": kills}, most, peak)
-        kills += done.code == -signal.SIGKILL
-        if done.code not in (0, -signal.SIGKILL) and not scene.says_whole(done):
-            return Outcome(f"after {told} exit code {done.code}: {done.said}", True, {"kills": kills}, most, peak)
-    wrong, done = scene.finished(place)
-    most, peak = max(most, done.seconds), max(peak, done.peak)
-    shutil.rmtree(place)
-    if wrong:
-        return Outcome(f"killed at {told}: {'; '.join(wrong)}", True, {"kills": kills}, most, peak)
-    return Outcome("same bits" if kills else "was done before it was killed", False, {"kills": kills}, most, peak)
-
-
-def _fresh(scene: Scene, seed: int) -> Outcome:
-    """A real process, killed after a time; it takes seconds to import everything."""
-    place, draw, kills = scene.place(f"case{seed}"), random.Random(f"fresh {seed}"), 0
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "regard", *scene.work.words(place)]
-    started = subprocess.Popen(command, cwd=place, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    metrics = place / "run" / "metrics.jsonl"
-    until = time.monotonic() + children.SECONDS
-    wanted = draw.randint(0, 2)
-    while time.monotonic() < until and started.poll() is None:
-        if wanted == 0 or (metrics.exists() and metrics.read_bytes().count(b"\n") >= wanted):
-            break
-        time.sleep(0.002)
-    time.sleep(draw.uniform(0, 0.1 if wanted else 4.0))
-    started.kill()
-    started.communicate()
-    kills += started.returncode == -signal.SIGKILL
+            wrong = ["hung"]
+        elif done.code not in (0, -signal.SIGKILL) and not scene.says_whole(done):
+            wrong = [f"exit code {done.code}: {done.said}"]
+        if wrong:
+            return _outcome(f"killed at {told}", wrong, kills, most, peak)
     wrong, done = scene.finished(place)
     shutil.rmtree(place)
-    if wrong:
-        return Outcome(f"killed after {wanted} lines: {'; '.join(wrong)}", True, {"kills": kills}, done.seconds)
-    return Outcome("same bits" if kills else "was done before it was killed", False, {"kills": kills}, done.seconds)
+    return _outcome(f"killed at {told}", wrong, kills, max(most, done.seconds), max(peak, done.peak))
 
 
-def _launched(scene: Scene, seed: int) -> Outcome:
-    """One of the processes of a real torchrun is killed, which then ends the other."""
-    place, draw = scene.place(f"case{seed}"), random.Random(f"launched {seed}")
+def _anew(scene: Scene, seed: int) -> Outcome:
+    """A real process, killed behind a line of its metrics; or one of those of a real torchrun, which ends the other."""
+    count = scene.work.processes
+    place, draw = scene.place(f"case{seed}"), random.Random(f"{'fresh' if count == 1 else 'launched'} {seed}")
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(several.COUNT))
-    command = [sys.executable, "-m", *launcher, "-m", "regard", *scene.work.words(place)]
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)) if count > 1 else ()
+    command = [sys.executable, *launcher, "-m", "regard", *scene.work.words(place)]
     with (scene.folder / "said").open("w+") as said:
         started = subprocess.Popen(command, cwd=place, env=environment, stdout=subprocess.DEVNULL, stderr=said)
-        metrics = place / "run" / "metrics.jsonl"
-        wanted, until = draw.randint(0, 2), time.monotonic() + children.SECONDS
+        metrics, wanted = place / "run" / "metrics.jsonl", draw.randint(0, 2)
+        until = time.monotonic() + children.SECONDS
         while time.monotonic() < until and started.poll() is None:
             if metrics.exists() and metrics.read_bytes().count(b"\n") >= wanted:
                 break
             time.sleep(0.002)
-        own = [int(pid) for pid in _children(started.pid)]
-        killed = own[seed % len(own)] if own else None
-        if killed is not None and started.poll() is None:
-            os.kill(killed, signal.SIGKILL)
+        own = _children(started.pid) if count > 1 else [started.pid]
+        if own and started.poll() is None:
+            os.kill(own[seed % len(own)], signal.SIGKILL)
         code = started.wait(children.SECONDS)
         said.seek(0)
         text = said.read()
-    kills = int(killed is not None and bool(code))
+    kills = int(bool(own) and code not in (0, None))
     wrong, done = scene.finished(place)
     shutil.rmtree(place)
-    if kills and f"process {seed % len(own)}, which left without a word" not in text and "Signal 9" not in text:
+    if count > 1 and kills and f"process {seed % len(own)}, which left without" not in text and "Signal 9" not in text:
         wrong = [*wrong, f"nobody names the process that was killed: {text[-300:]}"]
-    if wrong:
-        return Outcome(f"killed after {wanted} lines: {'; '.join(wrong)}", True, {"kills": kills}, done.seconds)
-    return Outcome("same bits" if kills else "was done before it was killed", False, {"kills": kills}, done.seconds)
+    return _outcome(f"killed after {wanted} lines", wrong, kills, done.seconds, done.peak)
 
 
-def _children(pid: int) -> list[str]:
+def _children(pid: int) -> list[int]:
     """The processes that one has started, in their order."""
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-BATCH = 20
-SHORT = {"text": 1, "codebooks": 1, "datastore": 1}
-
-
-def cases_of(kind: str) -> int:
-    """How many the full form has."""
-    return FEW if kind in _ANEW else CASES
+def _outcome(what: str, wrong: list[str], kills: int, seconds: float, peak: int) -> Outcome:
+    counts = {"kills": kills}
+    if wrong:
+        return Outcome(f"{what}: {'; '.join(wrong)}", True, counts, seconds, peak)
+    return Outcome("same bits" if kills else "was done before it was killed", False, counts, seconds, peak)

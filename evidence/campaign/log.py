@@ -37,8 +37,7 @@ class Batch:
     """Consecutive seeds of a kind of a part.
 
     again: they were made before, and were defects. judged: the number of the way in which a part judges a kind, which
-    is raised when more is asked, so that what was made before is counted apart. call: when the call of the campaign
-    began that made them.
+    is raised when more is asked, so that what was made before is counted apart.
     """
 
     part: str
@@ -47,7 +46,6 @@ class Batch:
     command: str
     again: bool = False
     judged: int = 1
-    call: str = ""
     count: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
@@ -70,26 +68,9 @@ class Batch:
 
     def line(self) -> str:
         """As it is written."""
-        document = {
-            "part": self.part,
-            "kind": self.kind,
-            "first": self.first,
-            "count": self.count,
-            "again": self.again,
-            "judged": self.judged,
-            "call": self.call,
-            "outcomes": dict(self.outcomes),
-            "counts": dict(self.counts),
-            "defects": self.defects,
-            "seconds": round(self.seconds, 1),
-            "most_seconds": round(self.most_seconds, 2),
-            "most_bytes": self.most_bytes,
-            "date": f"{datetime.now(UTC):%Y-%m-%d}",
-            "machine": machine(),
-            "source": source(),
-            "command": self.command,
-        }
-        return json.dumps(document, ensure_ascii=False)
+        where = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": machine(), "source": source()}
+        seconds = {"seconds": round(self.seconds, 1), "most_seconds": round(self.most_seconds, 2)}
+        return json.dumps({**vars(self), **seconds, **where}, ensure_ascii=False)
 
 
 def without_paths(text: str) -> str:
@@ -104,7 +85,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     said = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line)
-    return [{"judged": 1, "call": ""} | batch for batch in said]
+    return [{"judged": 1} | batch for batch in said]
 
 
 def append(path: Path, batch: Batch) -> None:

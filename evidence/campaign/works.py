@@ -120,7 +120,7 @@ def training(name: str) -> Work:
         there = (place / "run" / "config.toml").exists()
         return (*(("train", "--resume", "run") if there else words), *divided)
 
-    return Work(name, following, "run", equal.runs, PREPARED.get(name, ()), processes=TOGETHER.get(name, 1))
+    return Work(name, following, "run", equal.runs, PREPARED.get(name, ()), processes=2 if name in DIVIDED else 1)
 
 
 DECODER = ("train", "--out", "decoder", *TINY, *PACE, "--task.corpus", "words.txt", "--task.length", "16")
@@ -147,41 +147,35 @@ PREPARED: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 """name of a training -> commands that make what it reads"""
 DIVIDED = {
+    "two processes": (),
     "two processes with shards": ("--parallel.shard",),
     "two processes with heads": ("--parallel.heads", "2"),
     "two processes with sequences": ("--parallel.sequence", "2"),
     "two processes with sequences and shards": ("--parallel.shard", "--parallel.sequence", "2"),
 }
-"""name of a training -> what its processes share, which every call says"""
-TOGETHER = {"two processes": 2, **dict.fromkeys(DIVIDED, 2)}
-"""name of a training -> how many processes it has"""
+"""name of a training of two processes -> what they share, which every call says"""
 
 
-def _index(place: Path) -> Sequence[str]:
-    if not (place / "store").exists():
-        shutil.copytree(place / "in" / "store", place / "store")
-    return ("knn", "index", "store", "--index", "ivf", "flat", "hnsw")
+def _changed(*words: str) -> Callable[[Path], Sequence[str]]:
+    """A command on a datastore that is there already."""
+
+    def following(place: Path) -> Sequence[str]:
+        if not (place / "store").exists():
+            shutil.copytree(place / "in" / "store", place / "store")
+        return words
+
+    return following
 
 
-def _added(place: Path) -> Sequence[str]:
-    if not (place / "store").exists():
-        shutil.copytree(place / "in" / "store", place / "store")
-    return ("knn", "build", "--model", "in/decoder", "in/more.txt", "--out", "store", "--add")
-
-
-def _deleted(place: Path) -> Sequence[str]:
-    if not (place / "store").exists():
-        shutil.copytree(place / "in" / "store", place / "store")
-    return ("knn", "delete", "store", "--document", "valid", "test")
+_INDEX = _changed("knn", "index", "store", "--index", "ivf", "flat", "hnsw")
+_ADDED = _changed("knn", "build", "--model", "in/decoder", "in/more.txt", "--out", "store", "--add")
+_DELETED = _changed("knn", "delete", "store", "--document", "valid", "test")
+_EXPORTED = ("checkpoint", "export", "in/decoder", "--out", "weights.safetensors")
 
 
 def _stored(processes: int, place: Path) -> Sequence[str]:
     words = stored("in/", processes)
     return [word.removeprefix("in/") if word == "in/tokens" else word for word in words]
-
-
-def _exported(place: Path) -> Sequence[str]:
-    return ("checkpoint", "export", "in/decoder", "--out", "weights.safetensors")
 
 
 def _added_once(folder: Path, whole: Path) -> list[str]:
@@ -197,26 +191,19 @@ def _added_once(folder: Path, whole: Path) -> list[str]:
     return found + equal.leftovers(folder) + ([] if ours == theirs else [f"manifest.json has the documents {ours}"])
 
 
+_STORE, _IS_STORE = (*_DECODER, STORE), "is a token store already"
+_MERGED = ("knn", "merge", "in/store", "in/other", "--out", "both")
 OTHERS = (
-    Work(
-        "datastore", lambda place: BUILT, "store", equal.folders, prepare=_DECODER, whole_again="is a whole datastore"
-    ),
-    Work("addition", _added, "store", _added_once, prepare=(*_DECODER, STORE)),
-    Work(
-        "merge",
-        lambda place: ("knn", "merge", "in/store", "in/other", "--out", "both"),
-        "both",
-        equal.folders,
-        prepare=(*_DECODER, STORE, OTHER_STORE),
-        whole_again="exists; choose another name",
-    ),
-    Work("deletion", _deleted, "store", equal.folders, prepare=(*_DECODER, STORE), whole_again="has no document"),
-    Work("indices", _index, "store", equal.folders, prepare=(*_DECODER, STORE)),
-    Work("calibration", lambda place: CALIBRATED, "exits", equal.folders, prepare=(EXITS,), whole_again="exists"),
-    Work("heads for exits", lambda place: LIGHT, "exits", equal.folders, prepare=_DECODER, whole_again="exists"),
-    Work("token store", partial(_stored, 1), "tokens", equal.folders, whole_again="is a token store already"),
-    Work("token store by two", partial(_stored, 2), "tokens", equal.folders, whole_again="is a token store already"),
-    Work("export", _exported, "weights.safetensors", equal.folders, prepare=_DECODER, whole_again="exists"),
+    Work("datastore", lambda place: BUILT, "store", equal.folders, _DECODER, "is a whole datastore"),
+    Work("addition", _ADDED, "store", _added_once, _STORE),
+    Work("merge", lambda place: _MERGED, "both", equal.folders, (*_STORE, OTHER_STORE), "exists; choose another name"),
+    Work("deletion", _DELETED, "store", equal.folders, _STORE, "has no document"),
+    Work("indices", _INDEX, "store", equal.folders, _STORE),
+    Work("calibration", lambda place: CALIBRATED, "exits", equal.folders, (EXITS,), "exists"),
+    Work("heads for exits", lambda place: LIGHT, "exits", equal.folders, _DECODER, "exists"),
+    Work("token store", partial(_stored, 1), "tokens", equal.folders, (), _IS_STORE),
+    Work("token store by two", partial(_stored, 2), "tokens", equal.folders, (), _IS_STORE),
+    Work("export", lambda place: _EXPORTED, "weights.safetensors", equal.folders, _DECODER, "exists"),
 )
 
 
