@@ -125,23 +125,19 @@ def written_out(made: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def forward_only(made: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The values."""
     with torch.no_grad():
         return made(q, k, v).values
 
 
 def backward(made: Attention, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """The gradients of inputs."""
     inputs = [x.detach().requires_grad_() for x in (q, k, v)]
     return torch.autograd.grad(made(*inputs).values.sum(), inputs)
 
 
 def forward(made: Attention, q: Tensor, k: Tensor, v: Tensor) -> Cost:
-    """What the forward pass costs, counted."""
     return counted(lambda: forward_only(made, q, k, v))
 
 
 def peak(call: Callable[[], object]) -> float:
-    """The most numbers alive at one time."""
     with torch.no_grad():
         return float(counted(call).peak)

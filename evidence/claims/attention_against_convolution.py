@@ -18,10 +18,10 @@ from torch.nn.functional import cross_entropy
 
 from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from evidence.claims._plateau import FINISHED, change
+from evidence.claims._training import trained
 from regard.core.attention import generator
 from regard.models import Classifier, Encoder, EncoderConfig
 from regard_lab.benchmark.baselines import BaselineConfig, SequenceClassifier
-from regard_lab.benchmark.fitting import train
 
 Examples = tuple[Tensor, Tensor]
 """sequences of symbols, and their classes"""
@@ -108,7 +108,6 @@ class AttentionAgainstConvolution(Claim):
         return symbols.scatter_(1, place + torch.arange(self.motif), motifs[labels]), labels
 
     def model(self, name: str, seed: int) -> nn.Module:
-        """With new weights."""
         if name == "convolution":
             config = BaselineConfig(kind="convolution", dim=self.channels, layers=2, width=3)
             return SequenceClassifier(config, vocab_size=self.symbols, input_dim=0, classes=self.classes)
@@ -127,16 +126,11 @@ class AttentionAgainstConvolution(Claim):
 
     def accuracy(self, model: nn.Module, batch: Callable[[], Examples], new: Examples) -> tuple[float, float]:
         """The share that is right on new examples after a training, and the change of its loss at its end."""
-        nats: list[float] = []
 
-        def loss(step: int) -> Tensor:
-            del step
+        def loss() -> Tensor:
             symbols, labels = batch()
-            value = cross_entropy(model(symbols).logits, labels)
-            nats.append(float(value.detach()))
-            return value
+            return cross_entropy(model(symbols).logits, labels)
 
-        train(model.train().parameters(), loss, steps=self.steps)
-        model.eval()
+        nats = trained(model, loss, steps=self.steps)
         with torch.no_grad():
             return float((model(new[0]).logits.argmax(-1) == new[1]).double().mean()), change(nats)

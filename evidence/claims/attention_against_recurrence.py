@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, setting
+from evidence.claims._training import decoder, trained
 from regard.core.attention import generator
 from regard.layer import AttentionLayer
-from regard.models import LanguageModel, ModelConfig
 from regard_lab.benchmark.baselines import language_model
-from regard_lab.benchmark.fitting import train
 
 
 class AttentionAgainstRecurrence(Claim):
@@ -86,9 +85,7 @@ class AttentionAgainstRecurrence(Claim):
         if name == "lstm":
             model: nn.Module = language_model("lstm", vocab_size=size, dim=self.recurrent_dim, layers=1, seed=seed)
         else:
-            model = LanguageModel(
-                ModelConfig(vocab_size=size, dim=self.dim, layers=1, heads=4, attention=(self.attention,), seed=seed)
-            )
+            model = decoder(self, size, seed, layers=1, heads=4, attention=self.attention)
         draw = generator(seed, "samples", distance)
 
         def asked(count: int, draw: torch.Generator) -> Tensor:
@@ -97,14 +94,12 @@ class AttentionAgainstRecurrence(Claim):
             tokens[:, -1] = size - 1
             return tokens
 
-        def loss(step: int) -> Tensor:
-            del step
+        def loss() -> Tensor:
             tokens = asked(self.batch, draw)
             return cross_entropy(model(tokens).logits[:, -1], tokens[:, 0])
 
         rate = self.recurrent_rate if name == "lstm" else 3e-3
-        train(model.train().parameters(), loss, steps=self.steps, learning_rate=rate)
-        model.eval()
+        trained(model, loss, steps=self.steps, learning_rate=rate)
         new = asked(self.questions, generator(seed, "new", distance))
         with torch.no_grad():
             return float((model(new).logits[:, -1].argmax(-1) == new[:, 0]).double().mean())

@@ -25,9 +25,10 @@ from evidence.claims._letters import LETTERS
 from evidence.claims._plateau import FINISHED, change
 from evidence.claims._remembering import far, held_out, on_letters
 from evidence.claims._segments import learned
+from evidence.claims._training import decoder
 from regard.core.attention import Attention, generator
 from regard.functional import weights
-from regard.models import LanguageModel, ModelConfig
+from regard.models import LanguageModel
 from regard_lab.benchmark.fitting import averages
 
 SHORT = 3
@@ -110,19 +111,17 @@ class AttentionBySlotAge(Claim):
     def model(self, symbols: int, layers: int, seed: int, *, mean: bool = False, flat: bool = False) -> LanguageModel:
         """A decoder with the memory; mean: that compresses without weights; flat: whose weights are all equal."""
         memory = f"{self.memory[:-1]}, function=mean, loss=none)" if mean or flat else self.memory
-        shape = ModelConfig(
-            vocab_size=symbols,
-            dim=self.dim,
-            heads=self.heads,
+        return decoder(
+            self,
+            symbols,
+            seed,
             layers=layers,
-            attention=("uniform" if flat else self.attention,),
+            attention="uniform" if flat else self.attention,
             position="none" if flat else "transformer_xl",
             memory=memory.format(length=self.length, compressed=self.compressed, rate=self.rate),
             max_length=self.segment,
             short_convolution=SHORT,
-            seed=seed,
         )
-        return LanguageModel(shape)
 
     def mass(
         self, model: LanguageModel, tokens: Tensor, rows: slice = slice(None)

@@ -83,7 +83,6 @@ class AttentionConcentration(Claim):
         return Observation(values, curves)
 
     def share(self, spec: str, sharpness: float, seed: int) -> float:
-        """Recall."""
         return recall(decoded(spec, self.pairs, sharpness=sharpness, trials=self.trials, seed=seed))[0]
 
     def effective(self, spec: str, sharpness: float, seed: int) -> float:

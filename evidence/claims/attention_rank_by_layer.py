@@ -91,7 +91,6 @@ class AttentionRankByLayer(Claim):
 
     @property
     def ranks(self) -> Mapping[str, int]:
-        """Mixtures of the copies."""
         return {"copy whole": self.copied, "copy": self.copied // QUARTER}
 
     def spectra(self, seed: int) -> list[Float[Tensor, "matrices values"]]:

@@ -86,7 +86,6 @@ class BlockwiseMemory(Claim):
         return Observation(values, curves)
 
     def built(self, blocks: int, length: int) -> Attention:
-        """The mechanism."""
         heads = Heads(count=self.heads, key_dim=self.dim, max_length=length)
         return build(self.spec.format(blocks=blocks), heads).eval()
 

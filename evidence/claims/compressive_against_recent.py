@@ -24,8 +24,9 @@ from evidence.claims._letters import LETTERS
 from evidence.claims._plateau import FINISHED, change
 from evidence.claims._remembering import bits, far, held_out, on_letters, share_right
 from evidence.claims._segments import lagged, learned, read
+from evidence.claims._training import decoder
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
+from regard.models import LanguageModel
 from regard_lab.benchmark.fitting import averages
 from regard_lab.tasks.base import IGNORE
 
@@ -90,7 +91,6 @@ class CompressiveAgainstRecent(Claim):
 
     @property
     def memories(self) -> Mapping[str, str]:
-        """Their specifications."""
         sizes = {"compressed": self.compressed, "rate": self.rate}
         return {
             "recent": self.recent.format(length=self.length + self.compressed),
@@ -123,19 +123,16 @@ class CompressiveAgainstRecent(Claim):
         return Observation(values, {"bits": {"held-out": (list(found), list(found.values()))}, "loss": losses})
 
     def model(self, memory: str, symbols: int, layers: int, seed: int) -> LanguageModel:
-        """A decoder with this memory."""
-        shape = ModelConfig(
-            vocab_size=symbols,
-            dim=self.dim,
-            heads=self.heads,
+        return decoder(
+            self,
+            symbols,
+            seed,
             layers=layers,
             position="transformer_xl",
             memory=memory,
             max_length=self.segment,
             short_convolution=SHORT,
-            seed=seed,
         )
-        return LanguageModel(shape)
 
     def letters(self, memory: str, seed: int) -> tuple[float, list[float]]:
         """Bits per letter on new text, and the nats of the training."""

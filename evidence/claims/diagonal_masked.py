@@ -14,8 +14,8 @@ its own output through the residual stream all the same. Beside the claim: which
 from evidence.claims._base import Claim, Control, Finding, Observation, Plot, Revision, setting
 from evidence.claims._letters import LETTERS, learned, samples
 from evidence.claims._plateau import FINISHED, change, change_with_steps, lasting
+from evidence.claims._training import shape
 from regard.core.attention import generator
-from regard.models import ModelConfig
 from regard_lab.benchmark.fitting import averages
 
 LOST = 0.05
@@ -82,14 +82,6 @@ class DiagonalMasked(Claim):
 
     def trained(self, mechanism: str, steps: int, seed: int) -> tuple[float, list[float]]:
         """Bits per letter of new text after so many steps, and those of every step."""
-        shape = ModelConfig(
-            vocab_size=LETTERS,
-            dim=self.dim,
-            heads=2,
-            layers=self.layers,
-            attention=(mechanism,),
-            max_length=self.length,
-            seed=seed,
-        )
+        config = shape(self, LETTERS, seed, heads=2, attention=mechanism, max_length=self.length)
         new = samples("valid", self.rows, self.length, generator(seed, "valid"))
-        return learned(shape, new, steps=steps, batch=self.batch, learning_rate=self.learning_rate)
+        return learned(config, new, steps=steps, batch=self.batch, learning_rate=self.learning_rate)

@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
+from evidence.claims._training import decoder, trained
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
-from regard_lab.benchmark.fitting import train
 
 Task = Literal["single", "nearest", "exact"]
 
@@ -75,27 +74,17 @@ class DistanceAware(Claim):
 
     def accuracy(self, task: Task, mechanism: str, position: str, seed: int) -> float:
         """Of a model trained on a question, on new ones."""
-        config = ModelConfig(
-            vocab_size=2 * self.values + 1,
-            dim=self.dim,
-            layers=1,
-            heads=4,
-            attention=(mechanism,),
-            position=position,
-            seed=seed,
-        )
-        model, draw = LanguageModel(config).train(), generator(seed, "samples", task)
+        model = decoder(self, 2 * self.values + 1, seed, layers=1, heads=4, attention=mechanism, position=position)
+        draw = generator(seed, "samples", task)
 
         def logits(asked: Questions) -> Tensor:
             return model(asked.tokens).logits[torch.arange(len(asked.tokens)), asked.place]
 
-        def loss(step: int) -> Tensor:
-            del step
+        def loss() -> Tensor:
             asked = self.asked(task, self.batch, draw)
             return cross_entropy(logits(asked), asked.answer)
 
-        train(model.parameters(), loss, steps=self.steps)
-        model.eval()
+        trained(model, loss, steps=self.steps)
         new = self.asked(task, self.questions, generator(seed, "new", task))
         with torch.no_grad():
             return float((logits(new).argmax(-1) == new.answer).double().mean())

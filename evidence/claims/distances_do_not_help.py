@@ -29,10 +29,11 @@ from torch.nn.functional import cross_entropy
 from evidence.claims._base import Claim, Control, Finding, Observation, Plot, Revision, setting
 from evidence.claims._letters import LETTERS, text
 from evidence.claims._plateau import change_with_steps, lasting
+from evidence.claims._training import decoder, trained
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
+from regard.models import LanguageModel
 from regard.models.neighbours import NeighbourTokens
-from regard_lab.benchmark.fitting import averages, train
+from regard_lab.benchmark.fitting import averages
 from regard_lab.retrieval.build import build
 from regard_lab.retrieval.datastore import Datastore
 from regard_lab.retrieval.documents import Text, origin
@@ -51,7 +52,6 @@ class Rows(NamedTuple):
     near: NeighbourTokens | None
 
     def picked(self, rows: Int[Tensor, " picked"] | slice) -> "Rows":
-        """Some of the rows."""
         return Rows(self.windows[rows], None if self.near is None else NeighbourTokens(*(x[rows] for x in self.near)))
 
 
@@ -160,18 +160,16 @@ class DistancesDoNotHelp(Claim):
 
     def model(self, symbols: int, seed: int, layers: int, neighbours: int, temperature: float | None) -> LanguageModel:
         """A decoder with so many neighbours; 0: without."""
-        shape = ModelConfig(
-            vocab_size=symbols,
-            dim=self.dim,
-            heads=self.heads,
+        return decoder(
+            self,
+            symbols,
+            seed,
             layers=layers,
             max_length=self.length,
             short_convolution=3,
             neighbours=neighbours,
             neighbour_temperature=temperature,
-            seed=seed,
         )
-        return LanguageModel(shape)
 
     def trained(
         self, rows: Rows, temperature: float | None, seed: int, steps: int
@@ -221,7 +219,6 @@ class DistancesDoNotHelp(Claim):
         return NeighbourTokens(tokens, distances.float())
 
     def best(self, looked: Looked, ks: tuple[int, ...]):
-        """The best setting of kNN-LM."""
         return sweep(looked, lams=self.lams, ks=ks, temperatures=self.temperatures)[0]
 
     @torch.no_grad()
@@ -253,14 +250,5 @@ def nats(model: LanguageModel, rows: Rows) -> Float[Tensor, "rows length"]:
 
 def fitted(model: LanguageModel, batch: Callable[[], Rows], steps: int, rate: float) -> list[float]:
     """Trains on fresh rows; the nats of every step."""
-    means: list[float] = []
 
-    def loss(step: int) -> Tensor:
-        del step
-        value = nats(model, batch()).mean()
-        means.append(float(value.detach()))
-        return value
-
-    train(model.train().parameters(), loss, steps=steps, learning_rate=rate)
-    model.eval()
-    return means
+    return trained(model, lambda: nats(model, batch()).mean(), steps=steps, learning_rate=rate)

@@ -115,7 +115,6 @@ class EightBits(Claim):
 
 
 def train(config: ModelConfig, task: Task, steps: int, seed: int) -> LanguageModel:
-    """A model with exact attention."""
     model = LanguageModel(config).train()
     examples, draw = task.examples("train"), generator(seed, "order")
 

@@ -108,7 +108,6 @@ class EntropyScaledGauTransfer(Claim):
         return Observation(values, curves)
 
     def model(self, spec: str, seed: int) -> MaskedLanguageModel:
-        """Two gated units."""
         length, width = self.lengths[1], self.dim // 2
         config = EncoderConfig(
             vocab_size=LETTERS + 1,
@@ -134,7 +133,6 @@ class EntropyScaledGauTransfer(Claim):
         return other
 
     def trained(self, spec: str, seed: int) -> tuple[MaskedLanguageModel, Course]:
-        """A model after its training, and how that went."""
         model, draw, length = self.model(spec, seed), generator(seed, "train"), self.lengths[1]
         new, hidden = concealed("valid", 4 * self.samples, length, generator(seed, "watched"))
 

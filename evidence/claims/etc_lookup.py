@@ -22,10 +22,11 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from evidence.claims._plateau import FINISHED, change
+from evidence.claims._training import trained
 from regard import describe
 from regard.core.attention import generator
 from regard.layer import AttentionLayer, linear
-from regard_lab.benchmark.fitting import averages, train
+from regard_lab.benchmark.fitting import averages
 
 
 class Document(NamedTuple):
@@ -100,19 +101,15 @@ class EtcLookup(Claim):
     def accuracy(self, spec: str, seed: int, *, told: bool = True) -> tuple[float, tuple[list[int], list[float]]]:
         """The share of right answers on new documents, and the loss on the way; `told`: tokens say their sentence."""
         model, draw = Reader(spec, self, seed, told=told), generator(seed, "documents")
-        nats: list[float] = []
 
-        def loss(step: int) -> Tensor:
-            del step
+        def loss() -> Tensor:
             document = self.documents(self.batch, draw)
-            value = cross_entropy(model(document).mT, document.answer)
-            nats.append(float(value.detach()))
-            return value
+            return cross_entropy(model(document).mT, document.answer)
 
-        train(model.train().parameters(), loss, steps=self.steps, learning_rate=self.learning_rate)
+        nats = trained(model, loss, steps=self.steps, learning_rate=self.learning_rate)
         new = self.documents(self.samples, generator(seed, "new"))
         with torch.no_grad():
-            right = model.eval()(new).argmax(-1) == new.answer
+            right = model(new).argmax(-1) == new.answer
         return float(right.double().mean()), averages(nats)
 
     @property

@@ -19,10 +19,11 @@ from torch.nn.functional import cross_entropy
 
 from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, setting
 from evidence.claims._plateau import FINISHED, change
+from evidence.claims._training import decoder, trained
 from regard.core.attention import generator
 from regard.memory.caches import compressing
-from regard.models import LanguageModel, ModelConfig
-from regard_lab.benchmark.fitting import averages, train
+from regard.models import LanguageModel
+from regard_lab.benchmark.fitting import averages
 
 LOSES = 0.2
 """of the accuracy: a policy that loses less does not fail"""
@@ -122,28 +123,15 @@ class EvictionQuestionLast(Claim):
 
     def trained(self, seed: int) -> tuple[LanguageModel, list[float]]:
         """A decoder that answers twice, and the nats of its training."""
-        shape = ModelConfig(
-            vocab_size=self.again + 1,
-            dim=self.dim,
-            heads=self.heads,
-            layers=1,
-            short_convolution=2,
-            max_length=self.front + self.gap + 2,
-            seed=seed,
-        )
-        model, draw = LanguageModel(shape).train(), generator(seed, "rows")
-        nats: list[float] = []
+        model = decoder(self, self.again + 1, seed, layers=1, short_convolution=2, max_length=self.front + self.gap + 2)
+        draw = generator(seed, "rows")
 
-        def loss(step: int) -> Tensor:
-            del step
+        def loss() -> Tensor:
             tokens, answers = self.rows(self.batch, draw)
             logits = model(tokens).logits[:, -2:]
-            value = cross_entropy(logits.mT, answers[:, None].expand(-1, 2) + self.keys)
-            nats.append(float(value.detach()))
-            return value
+            return cross_entropy(logits.mT, answers[:, None].expand(-1, 2) + self.keys)
 
-        train(model.parameters(), loss, steps=self.steps, learning_rate=self.learning_rate)
-        return model.eval(), nats
+        return model, trained(model, loss, steps=self.steps, learning_rate=self.learning_rate)
 
     def rows(self, count: int, draw: torch.Generator) -> tuple[Int[Tensor, "count length"], Int[Tensor, " count"]]:
         """Pairs among fillers, a gap, a key and the token that asks again; and the key's value.

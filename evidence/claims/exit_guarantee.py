@@ -18,15 +18,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch.nn.functional import cross_entropy
 
 from evidence.claims._base import Claim, Control, Finding, Observation, Plot, setting
-from evidence.claims._letters import LETTERS, samples
+from evidence.claims._letters import LETTERS, samples, with_exits
+from evidence.claims._training import decoder
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
 from regard_lab.benchmark.exits import Measured, measure
-from regard_lab.benchmark.fitting import train
 from regard_lab.calibration import Calibrated, binomial, bonferroni, calibrate
 
 DRAWS = 1000
@@ -141,21 +138,10 @@ class ExitGuarantee(Claim):
     def measured(self, seed: int) -> Measured:
         """Losses of held-out passages at every threshold, of a decoder trained on other addresses."""
         depth = f"early_exit(confidence={self.confidence}, exits=aligned)"
-        shape = ModelConfig(
-            vocab_size=LETTERS, dim=self.dim, layers=self.layers, heads=2, depth=depth, max_length=64, seed=seed
-        )
-        model, letters = LanguageModel(shape).train(), generator(seed, "train")
-
-        def loss(step: int) -> torch.Tensor:
-            del step
-            text = samples("train", self.batch, 32, letters)
-            got = model(text[:, :-1], targets=text[:, 1:])
-            nats = cross_entropy(got.logits.mT, text[:, 1:])
-            return nats + sum(model.loss_weights[name] * x for name, x in got.losses.items())
-
-        train(model.parameters(), loss, steps=self.steps, learning_rate=self.learning_rate)
+        model, letters = decoder(self, LETTERS, seed, heads=2, depth=depth, max_length=64), generator(seed, "train")
+        with_exits(model, letters, batch=self.batch, length=32, steps=self.steps, learning_rate=self.learning_rate)
         passages = samples("valid", self.pool, self.length, generator(seed, "valid")).numpy()
-        return measure(model.eval(), passages, self.thresholds, loss="last", batch_size=self.pool)
+        return measure(model, passages, self.thresholds, loss="last", batch_size=self.pool)
 
 
 def naive(means: Sequence[float], risk: float) -> int | None:

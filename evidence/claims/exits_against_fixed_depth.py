@@ -21,13 +21,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from evidence.claims._base import Claim, Control, Finding, Observation, Plot, setting
-from evidence.claims._letters import LETTERS, samples
+from evidence.claims._letters import LETTERS, samples, with_exits
 from evidence.claims._plateau import FINISHED, change
+from evidence.claims._training import decoder
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
+from regard.models import LanguageModel
 from regard_lab.benchmark.depth_costs import token_operations
 from regard_lab.benchmark.exits import leaving_at
-from regard_lab.benchmark.fitting import averages, train
+from regard_lab.benchmark.fitting import averages
 from regard_lab.training.batches import Batch
 
 Points = list[tuple[float, float]]
@@ -96,22 +97,10 @@ class ExitsAgainstFixedDepth(Claim):
 
     def learned(self, depth: str, layers: int, seed: int) -> tuple[LanguageModel, list[float]]:
         """A decoder, and the nats of its last exit in every step of its training."""
-        shape = ModelConfig(
-            vocab_size=LETTERS, dim=self.dim, heads=2, layers=layers, depth=depth, max_length=self.length, seed=seed
-        )
-        model, draw = LanguageModel(shape).train(), generator(seed, "train")
-        means: list[float] = []
-
-        def loss(step: int) -> Tensor:
-            del step
-            text = samples("train", self.batch, self.length, draw)
-            got = model(text[:, :-1], **({"targets": text[:, 1:]} if depth != "fixed" else {}))
-            value = cross_entropy(got.logits.mT, text[:, 1:])
-            means.append(float(value.detach()))
-            return value + sum(model.loss_weights[name] * x for name, x in got.losses.items())
-
-        train(model.parameters(), loss, steps=self.steps, learning_rate=self.learning_rate, last=0.0)
-        return model.eval(), means
+        model = decoder(self, LETTERS, seed, heads=2, layers=layers, depth=depth, max_length=self.length)
+        draw = generator(seed, "train")
+        training = {"steps": self.steps, "learning_rate": self.learning_rate, "last": 0.0}
+        return model, with_exits(model, draw, batch=self.batch, length=self.length, **training)
 
     def operations(self, model: LanguageModel, new: Int[Tensor, "rows letters"]) -> tuple[list[int], list[int]]:
         """Of a token by the blocks that it takes, where it decides and where it is told."""

@@ -23,9 +23,9 @@ from torch.nn.functional import cross_entropy
 
 from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from evidence.claims._sequences import MarkovText
+from evidence.claims._training import decoder, trained
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
-from regard_lab.benchmark.fitting import train
+from regard.models import LanguageModel
 
 
 class Texts(NamedTuple):
@@ -133,27 +133,19 @@ class Extrapolation(Claim):
         return Observation(values, curves)
 
     def trained(self, text: MarkovText, position: str, seed: int, attention: str) -> LanguageModel:
-        """A model of one scheme."""
-        config = ModelConfig(
-            vocab_size=self.symbols + self.values + 1,
-            dim=self.dim,
-            layers=2,
-            heads=4,
-            attention=(attention,),
-            position=position,
-            seed=seed,
+        model = decoder(
+            self, self.symbols + self.values + 1, seed, layers=2, heads=4, attention=attention, position=position
         )
-        model, draw = LanguageModel(config).train(), generator(seed, "samples")
+        draw = generator(seed, "samples")
 
-        def loss(step: int) -> Tensor:
-            del step
+        def loss() -> Tensor:
             batch = self.texts_of(text, self.batch, self.lengths[0], draw)
             logits = model(batch.tokens).logits
             nats = cross_entropy(logits[:, self.order - 1 : -1].mT, batch.symbols[:, self.order :], reduction="none")
             return nats[batch.whole].mean() + cross_entropy(logits[:, -1], batch.answer)
 
-        train(model.parameters(), loss, steps=self.steps)
-        return model.eval()
+        trained(model, loss, steps=self.steps)
+        return model
 
     def texts_of(self, text: MarkovText, count: int, length: int, draw: torch.Generator) -> Texts:
         """Texts with one value somewhere and, at the end, the token that asks for it."""
@@ -169,7 +161,6 @@ class Extrapolation(Claim):
 
     @torch.no_grad()
     def score(self, model: LanguageModel, text: MarkovText, new: Texts) -> Score:
-        """The score of a model on texts."""
         logits = model(new.tokens).logits
         nats = cross_entropy(logits[:, text.order - 1 : -1].mT, new.symbols[:, text.order :], reduction="none")
         return Score(nats, (logits[:, -1].argmax(-1) == new.answer).double())

@@ -24,6 +24,7 @@ from torch.nn.functional import cross_entropy
 from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from evidence.claims._growth import exponent, operations
 from evidence.claims._letters import LETTERS, pair_bits, samples
+from evidence.claims._training import shape
 from evidence.claims._units import OVER, learned
 from regard import Attention, Heads, build
 from regard.core.attention import generator
@@ -131,19 +132,19 @@ class FlashAgainstGau(Claim):
         return lost[0] - lost[1]
 
     def config(self, spec: str, dim: int, seed: int) -> ModelConfig:
-        """Two gated units."""
-        return ModelConfig(
-            vocab_size=LETTERS,
+        return shape(
+            self,
+            LETTERS,
+            seed,
             dim=dim,
             layers=2,
             heads=1,
             head_dim=dim // 2,
-            attention=(spec,),
+            attention=spec,
             block="gated_unit",
             mlp="none",
             bias=True,
             max_length=self.length,
-            seed=seed,
         )
 
     def call(self, spec: str, length: int, seed: int, *, causal: bool = False) -> partial:

@@ -75,7 +75,6 @@ class FusionBeatsConcatenation(Claim):
         return Observation(values, {"accuracy": {"accuracy": (list(accuracies), list(accuracies.values()))}})
 
     def shown(self, patterns: Tensor, count: int, draw: torch.Generator) -> Shown:
-        """New samples."""
         labels = torch.randint(0, self.classes, (count,), generator=draw)
         wrong = (labels + torch.randint(1, self.classes, (count,), generator=draw)) % self.classes
         reliable = torch.randint(0, 2, (count,), generator=draw)

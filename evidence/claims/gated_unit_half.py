@@ -14,6 +14,7 @@ over a constant, and two such units. Far below a thousandth of the published tra
 
 from evidence.claims._base import Claim, Control, Finding, Observation, Plot, Revision, setting
 from evidence.claims._letters import LETTERS, pair_bits, samples
+from evidence.claims._training import shape
 from evidence.claims._units import OVER, learned
 from regard.core.attention import generator
 from regard.models import LanguageModel, ModelConfig
@@ -93,30 +94,29 @@ class GatedUnitHalf(Claim):
         return Observation(values, {"bits": bars, "loss": {name: course.loss for name, course in courses.items()}})
 
     def of_blocks(self, seed: int) -> ModelConfig:
-        """Attention and MLP."""
-        return ModelConfig(
-            vocab_size=LETTERS,
-            dim=self.dim,
+        return shape(
+            self,
+            LETTERS,
+            seed,
             layers=self.blocks,
             heads=4,
-            attention=(self.attention,),
+            attention=self.attention,
             mlp_dim=self.mlp_dim,
             max_length=self.length,
-            seed=seed,
         )
 
     def of_units(self, layers: int, dim: int, seed: int) -> ModelConfig:
-        """Gated units."""
-        return ModelConfig(
-            vocab_size=LETTERS,
+        return shape(
+            self,
+            LETTERS,
+            seed,
             dim=dim,
             layers=layers,
             heads=1,
             head_dim=dim // 2,
-            attention=(self.unit,),
+            attention=self.unit,
             block="gated_unit",
             mlp="none",
             bias=True,
             max_length=self.length,
-            seed=seed,
         )

@@ -96,11 +96,9 @@ class GaussianHeads(Claim):
 
     @property
     def layer(self) -> Any:
-        """The class of the layer."""
         return pkgutil.resolve_name(self.attention)
 
     def trained(self, convolution: nn.Conv2d, heads: int, seed: int) -> tuple[nn.Module, Curve]:
-        """A layer of so many heads, and its loss on the way."""
         layer = self.layer(*self.channels, heads=heads, seed=seed)
         draw = generator(seed, "images")
         if not self.learned:

@@ -89,7 +89,6 @@ class GraphMixing(Claim):
 
 
 def edges(spec: str, length: int, seed: int) -> Bool[Tensor, "queries keys"]:
-    """The pairs of a mechanism whose weight is above 0."""
     q, k = torch.randn(2, 1, 1, length, 8, generator=generator(seed, "queries and keys"))
     mechanism = build(spec, Heads(count=1, key_dim=8, value_dim=256, max_length=length, seed=seed))
     return weights(mechanism, q, k)[0, 0] > 0

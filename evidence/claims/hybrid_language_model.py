@@ -14,14 +14,13 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, setting
 from evidence.claims._plateau import FINISHED, change
 from evidence.claims._sequences import MarkovText
+from evidence.claims._training import decoder, trained
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
-from regard_lab.benchmark.fitting import averages, train
+from regard_lab.benchmark.fitting import averages
 
 
 class HybridLanguageModel(Claim):
@@ -82,31 +81,20 @@ class HybridLanguageModel(Claim):
         return Observation(values | {"unfinished": max(changes)}, curves)
 
     def above(self, spec: str, text: MarkovText, new: Tensor, seed: int) -> tuple[float, list[float]]:
-        """Bits above the floor of a trained model, and its loss on the way."""
-        config = ModelConfig(
-            vocab_size=self.symbols,
-            dim=self.dim,
+        model = decoder(
+            self,
+            self.symbols,
+            seed,
             layers=2,
             heads=4,
             attention=tuple(part.strip() for part in spec.split("/")),
             position="sinusoidal",
-            seed=seed,
         )
-        model, draw = LanguageModel(config).train(), generator(seed, "samples")
-        nats: list[float] = []
+        draw = generator(seed, "samples")
 
-        def loss(step: int) -> Tensor:
-            del step
-            value = self.nats(model, text.sample(self.batch, self.length, draw)).mean()
-            nats.append(float(value.detach()))
-            return value
+        def loss() -> Tensor:
+            return text.lost(model, text.sample(self.batch, self.length, draw)).mean()
 
-        train(model.parameters(), loss, steps=self.steps)
-        model.eval()
+        nats = trained(model, loss, steps=self.steps)
         with torch.no_grad():
-            return float((self.nats(model, new) - text.nats(new)).mean()) / math.log(2), nats
-
-    def nats(self, model: LanguageModel, symbols: Tensor) -> Tensor:
-        """-log p of every symbol that has a whole context."""
-        logits = model(symbols[:, :-1]).logits[:, self.order - 1 :]
-        return cross_entropy(logits.mT, symbols[:, self.order :], reduction="none")
+            return float((text.lost(model, new) - text.nats(new)).mean()) / math.log(2), nats

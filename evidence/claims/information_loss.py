@@ -66,5 +66,4 @@ class InformationLoss(Claim):
         return Observation(values, {"pairs": curves, "features": {f"{middle} pairs": (FEATURES, by_features)}})
 
     def share(self, spec: str, pairs: int, sharpness: float, seed: int) -> float:
-        """Recall of so many pairs."""
         return recall(decoded(spec, pairs, sharpness=sharpness, trials=self.trials, seed=seed))[0]

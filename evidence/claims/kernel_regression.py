@@ -80,11 +80,9 @@ class KernelRegression(Claim):
         return Observation(values, {"fit": lines, "error": bars})
 
     def build(self, spec: str) -> Attention:
-        """The mechanism, a head for each data set."""
         return build(spec, Heads(count=self.datasets, key_dim=1))
 
     def kernels(self, w: Tensor, *, left_out: bool = False) -> Attention:
-        """The kernel with these inverse bandwidths."""
         built = self.build(f"{self.kernel}(bandwidth='scalar', leave_one_out={left_out})")
         with torch.no_grad():
             built.weight.copy_(w)  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
@@ -92,7 +90,6 @@ class KernelRegression(Claim):
 
     @torch.no_grad()
     def predict(self, w: Tensor, at: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """The curve at some points."""
         return self.kernels(w)(at, x, y).values
 
     def learn(self, x: Tensor, y: Tensor) -> Tensor:

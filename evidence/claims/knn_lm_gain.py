@@ -29,8 +29,9 @@ from evidence.claims._base import Claim, Control, Finding, Observation, Plot, se
 from evidence.claims._letters import LETTERS, text, verses
 from evidence.claims._plateau import FINISHED, change
 from evidence.claims._remembering import on_letters
+from evidence.claims._training import decoder
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
+from regard.models import LanguageModel
 from regard_lab.benchmark.fitting import averages
 from regard_lab.retrieval.build import build
 from regard_lab.retrieval.datastore import Datastore
@@ -124,17 +125,7 @@ class KnnLmGain(Claim):
         return Observation(values, {"gain": curves, "loss": {"training": averages(nats)}})
 
     def trained(self, seed: int) -> tuple[LanguageModel, list[float]]:
-        """A decoder of addresses, and the nats of its training."""
-        shape = ModelConfig(
-            vocab_size=LETTERS,
-            dim=self.dim,
-            heads=self.heads,
-            layers=self.layers,
-            max_length=self.length,
-            short_convolution=3,
-            seed=seed,
-        )
-        model = LanguageModel(shape)
+        model = decoder(self, LETTERS, seed, max_length=self.length, short_convolution=3)
         nats = on_letters(model, self.length, steps=self.steps, batch=self.batch, learning_rate=self.learning_rate)
         return model, nats
 
@@ -166,11 +157,9 @@ class KnnLmGain(Claim):
         return Looked(nats, neighbours, targets, number)
 
     def chosen(self, looked: Looked) -> Setting:
-        """The best setting on the first half of the windows."""
         return self.best(half(looked, first=True))
 
     def best(self, looked: Looked) -> Setting:
-        """The best of all settings."""
         ks = [k for k in self.ks if k <= looked.neighbours.ids.shape[1]]
         found = sweep(looked, lams=self.lams, ks=ks, temperatures=self.temperatures)[0]
         return Setting(found.lam, found.k, found.temperature)

@@ -20,8 +20,9 @@ from evidence.claims._base import Claim, Control, Curve, Finding, Observation, P
 from evidence.claims._letters import LETTERS, samples
 from evidence.claims._plateau import FINISHED, change, change_with_steps, lasting
 from evidence.claims._segments import Rows, lagged, learned, read
+from evidence.claims._training import decoder
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
+from regard.models import LanguageModel
 from regard_lab.benchmark.fitting import averages
 from regard_lab.tasks.base import IGNORE
 
@@ -103,18 +104,15 @@ class LongerMemory(Claim):
         return Observation(values, {"bits": {"held-out": (list(bits), list(bits.values()))}, "loss": losses})
 
     def model(self, length: int, symbols: int, segment: int, layers: int, seed: int) -> LanguageModel:
-        """A decoder with so long a memory; 0: none."""
-        shape = ModelConfig(
-            vocab_size=symbols,
-            dim=self.dim,
-            heads=self.heads,
+        return decoder(
+            self,
+            symbols,
+            seed,
             layers=layers,
             position="transformer_xl",
             memory=self.memory.format(length=length) if length else "none",
             max_length=segment,
-            seed=seed,
         )
-        return LanguageModel(shape)
 
     def letters(self, length: int, seed: int, steps: int) -> tuple[float, list[float]]:
         """Bits per letter on new text after so many steps, and the nats of the training."""

@@ -145,12 +145,10 @@ def one_hash(name: str, angle: float, buckets: int) -> float:
 
 
 def share(met: Tensor) -> list[float]:
-    """Of each row."""
     return met.double().mean(-1).tolist()
 
 
 def furthest(measured: Sequence[float], expected: Sequence[float]) -> float:
-    """The largest difference."""
     return max(abs(one - other) for one, other in zip(measured, expected, strict=True))
 
 

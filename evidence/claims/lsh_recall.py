@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
+from evidence.claims._training import shape
 from regard import Heads, build
 from regard.attention.routed.lsh import Buckets, Lsh
 from regard.core.attention import Attended, generator
@@ -136,22 +137,19 @@ class LshRecall(Claim):
         return Observation(values, curves)
 
     def config(self, spec: str, seed: int) -> ModelConfig:
-        """The model."""
-        return ModelConfig(
-            vocab_size=self.vocab_size,
-            dim=self.dim,
+        return shape(
+            self,
+            self.vocab_size,
+            seed,
             layers=1,
-            heads=self.heads,
-            attention=(spec,),
+            attention=spec,
             position="none",
             mlp="none",
             short_convolution=2,
             max_length=self.length,
-            seed=seed,
         )
 
     def trained(self, task: RecallTask, seed: int) -> tuple[LanguageModel, Curve]:
-        """The model of full attention, and its loss on the way."""
         model, steps = LanguageModel(self.config(self.full, seed)).train(), iter(range(self.steps))
 
         def loss() -> Tensor:
@@ -211,7 +209,6 @@ class LshRecall(Claim):
         return seen[0]
 
     def normal(self, seed: int) -> Tensor:
-        """Vectors that have nothing to do with each other."""
         size = 4, self.heads, self.length, self.dim // self.heads
         return torch.randn(size, generator=generator(seed, "normal"))
 
@@ -228,7 +225,6 @@ class LshRecall(Claim):
         return Heads(count=x.shape[1], key_dim=x.shape[3], causal=True, seed=seed)
 
     def found(self, x: Tensor, asked: Tensor | None, seed: int) -> tuple[list[float], list[float]]:
-        """Shares of mass and of nearest keys, by rounds."""
         return self.shares(x, build(self.spec(self.rounds[-1]), self.shape(x, seed)), asked)
 
     def shares(self, x: Tensor, mechanism: nn.Module, asked: Tensor | None) -> tuple[list[float], list[float]]:

@@ -30,8 +30,9 @@ from torch import Tensor
 from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, setting
 from evidence.claims._plateau import change_with_steps, lasting
 from evidence.claims._segments import Rows, learned, read
+from evidence.claims._training import decoder
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
+from regard.models import LanguageModel
 from regard.text.tokenizer import ByteTokenizer
 from regard_lab.benchmark.fitting import averages
 from regard_lab.tasks.base import IGNORE, Split
@@ -151,19 +152,18 @@ class MemoryAgainstSize(Claim):
     def model(self, kind: str, seed: int) -> LanguageModel:
         """One of the three: small, memory (the small one with a memory), large."""
         memory = self.memory.format(pairs=self.pairs, top=self.top)
-        shape = ModelConfig(
-            vocab_size=BYTES,
+        return decoder(
+            self,
+            BYTES,
+            seed,
             dim=self.large_dim if kind == "large" else self.dim,
             mlp_dim=self.large_mlp if kind == "large" else None,
-            heads=self.heads,
             layers=1,
-            attention=("cosine",),
+            attention="cosine",
             memory=memory if kind == "memory" else NONE,
             max_length=self.segment,
             short_convolution=SHORT,
-            seed=seed,
         )
-        return LanguageModel(shape)
 
     def taught(self, kind: str, seed: int, rows: Callable[[], Rows], steps: int) -> LanguageModel:
         """One of the three after a training on names or facts."""

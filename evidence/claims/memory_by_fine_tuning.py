@@ -22,8 +22,9 @@ from evidence.claims._letters import LETTERS
 from evidence.claims._plateau import FINISHED, change
 from evidence.claims._remembering import bits, far, held_out, on_letters, share_right
 from evidence.claims._segments import learned
+from evidence.claims._training import decoder
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
+from regard.models import LanguageModel
 from regard_lab.benchmark.fitting import averages
 
 EFFECT = 0.005
@@ -113,23 +114,20 @@ class MemoryByFineTuning(Claim):
         return Observation(values, {**curves, "loss": {name: averages(each) for name, each in nats.items()}})
 
     def spec(self, pairs: int, gate: float) -> str:
-        """A memory of so many pairs."""
         return self.memory.format(pairs=pairs, gate=gate)
 
     def model(self, memory: str, symbols: int, seed: int, *, segment: int | None = None) -> LanguageModel:
         """A decoder whose last layer has the memory; with a segment of its own, it has one layer."""
         layers = self.layers if segment is None else 1
-        shape = ModelConfig(
-            vocab_size=symbols,
-            dim=self.dim,
-            heads=self.heads,
+        return decoder(
+            self,
+            symbols,
+            seed,
             layers=layers,
             memory=("none",) * (layers - 1) + (memory,),
             max_length=segment or self.segment,
             short_convolution=SHORT,
-            seed=seed,
         )
-        return LanguageModel(shape)
 
     def tuned(self, trained: LanguageModel, memory: str) -> LanguageModel:
         """A decoder with these weights and this memory, whose gates and gains are taken over if it had the like."""
@@ -141,7 +139,6 @@ class MemoryByFineTuning(Claim):
         return model
 
     def train(self, model: LanguageModel, steps: int, stage: str = "train") -> list[float]:
-        """Trains on letters; the nats of every step."""
         length, rate = self.segment * self.rows, self.learning_rate
         return on_letters(model, length, steps=steps, batch=self.batch, learning_rate=rate, stage=stage)
 

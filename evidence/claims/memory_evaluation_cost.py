@@ -18,8 +18,9 @@ from torch import Tensor
 
 from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, setting
 from evidence.claims._growth import exponent, operations
+from evidence.claims._training import decoder
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
+from regard.models import LanguageModel
 
 SYMBOLS = 64
 
@@ -73,18 +74,15 @@ class MemoryEvaluationCost(Claim):
         return Observation(values, curves)
 
     def model(self, memory: int | None, segment: int, seed: int, layers: int) -> LanguageModel:
-        """A decoder with a memory of so many positions, or none."""
-        shape = ModelConfig(
-            vocab_size=SYMBOLS,
-            dim=self.dim,
-            heads=self.heads,
+        return decoder(
+            self,
+            SYMBOLS,
+            seed,
             layers=layers,
             position="transformer_xl",
             memory="none" if memory is None else self.memory.format(length=memory),
             max_length=segment,
-            seed=seed,
-        )
-        return LanguageModel(shape).eval()
+        ).eval()
 
     def window(self, tokens: Tensor, asked: int, seed: int) -> float:
         """Operations of one window for each of the `asked` last tokens, whose outputs alone are computed."""

@@ -58,7 +58,6 @@ class NegativeFeatures(Claim):
         return Observation(values, {"recall": curves})
 
     def best(self, spec: str, pairs: int, seed: int) -> float:
-        """Recall at the best length of the vectors."""
         return max(
             recall(decoded(spec, pairs, sharpness=sharpness, trials=self.trials, seed=seed))[0]
             for sharpness in SHARPNESS

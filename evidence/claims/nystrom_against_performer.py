@@ -121,18 +121,15 @@ class NystromAgainstPerformer(Claim):
         return Observation(values | {"grows": growth["Performer"] / growth["Nyström"]}, curves)
 
     def random(self, norm: float, seed: int) -> Vectors:
-        """Random directions."""
         return random_vectors(norm, length=self.length, causal=False, heads=self.heads, key_dim=self.dim, seed=seed)
 
     def lines(self, case: Vectors, seed: int) -> tuple[Line, Line]:
-        """Nyström's and Performer's."""
         return (
             self.line(self.nystrom, self.landmarks, case, seed, redraws=1),
             self.line(self.performer, self.features, case, seed, redraws=self.redraws),
         )
 
     def line(self, spec: str, counts: Sequence[int], case: Vectors, seed: int, *, redraws: int) -> Line:
-        """Operations, and the errors over redraws."""
         exact = attend(case.q, case.k, case.v)
         costs, errors = [], []
         for count in counts:
@@ -145,13 +142,11 @@ class NystromAgainstPerformer(Claim):
         return costs, errors
 
     def call(self, spec: str, case: Vectors, seed: int) -> partial:
-        """A mechanism on a case."""
         _, count, _, value_dim = case.v.shape
         heads = Heads(count=count, key_dim=case.q.shape[3], value_dim=value_dim, max_length=self.length, seed=seed)
         return partial(build(spec, heads).double().eval(), case.q, case.k, case.v)
 
     def known(self, seed: int) -> dict[str, float]:
-        """The controls whose answers are known."""
         calm = self.line(self.performer, self.features, self.random(CALM, seed), seed, redraws=2 * self.redraws)
         case = self.random(self.norms[0], seed)
         whole = self.call(f"nystrom(num_landmarks={self.length}, pinv=exact)", case, seed)().values

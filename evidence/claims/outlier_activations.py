@@ -20,10 +20,10 @@ from torch.nn.functional import cross_entropy
 from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, setting
 from evidence.claims._plateau import FINISHED, change
 from evidence.claims._sequences import MarkovText
+from evidence.claims._training import decoder, trained
 from regard.core.attention import generator
 from regard.layer import LayerOutput
-from regard.models import LanguageModel, ModelConfig
-from regard_lab.benchmark.fitting import train
+from regard.models import LanguageModel
 
 NORMAL = 3.0
 """kurtosis of normal numbers"""
@@ -102,7 +102,6 @@ class OutlierActivations(Claim):
         }
 
     def known(self, seen: Tensor, seed: int) -> dict[str, float]:
-        """The controls whose answers are known: of normal numbers, and of a channel that is made larger."""
         normal = torch.randn(20_000, self.dim, generator=generator(seed, "normal"))
         wide, d = self.planted**2, self.dim
         formula = NORMAL * (wide**2 + d - 1) * d / (wide + d - 1) ** 2
@@ -120,27 +119,13 @@ class OutlierActivations(Claim):
         return x
 
     def trained(self, spec: str, text: MarkovText, seed: int) -> tuple[LanguageModel, list[float]]:
-        """A model, and its loss on the way."""
-        config = ModelConfig(
-            vocab_size=self.symbols + 1,
-            dim=self.dim,
-            layers=2,
-            heads=4,
-            attention=(spec,),
-            position="rotary",
-            seed=seed,
-        )
-        model, draw = LanguageModel(config).train(), generator(seed, "samples")
-        nats: list[float] = []
+        model = decoder(self, self.symbols + 1, seed, layers=2, heads=4, attention=spec, position="rotary")
+        draw = generator(seed, "samples")
 
-        def loss(step: int) -> Tensor:
-            del step
-            value = self.nats(model, text.sample(self.batch, self.length, draw)).mean()
-            nats.append(float(value.detach()))
-            return value
+        def loss() -> Tensor:
+            return self.nats(model, text.sample(self.batch, self.length, draw)).mean()
 
-        train(model.parameters(), loss, steps=self.steps)
-        return model.eval(), nats
+        return model, trained(model, loss, steps=self.steps)
 
     def nats(self, model: LanguageModel, symbols: Tensor) -> Tensor:
         """-log p of every symbol that has a whole context, behind the first token."""

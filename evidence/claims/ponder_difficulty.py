@@ -19,9 +19,9 @@ from torch.nn.functional import cross_entropy
 from evidence.claims._base import Claim, Control, Finding, Observation, Plot, Revision, setting
 from evidence.claims._plateau import FINISHED, change
 from evidence.claims._pointer import chased, vocabulary
+from evidence.claims._training import decoder, own_losses, trained
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
-from regard_lab.benchmark.fitting import averages, train
+from regard_lab.benchmark.fitting import averages
 from regard_lab.tasks.base import IGNORE
 
 RIGHT = 0.9
@@ -101,11 +101,12 @@ class PonderDifficulty(Claim):
 
     def answered(self, depth: str, seed: int, *, matter: bool = True) -> Answered:
         """Train a model of one block, and look at its steps and answers on new rows."""
-        shape = ModelConfig(
-            vocab_size=vocabulary(self.symbols, self.hops),
+        model = decoder(
+            self,
+            vocabulary(self.symbols, self.hops),
+            seed,
             targets=self.symbols,
             tied=False,
-            dim=self.dim,
             heads=2,
             layers=1,
             depth=depth,
@@ -113,24 +114,19 @@ class PonderDifficulty(Claim):
             mlp_dim=2 * self.dim,
             bias=True,
             max_length=self.symbols + self.queries,
-            seed=seed,
         )
-        model, draw = LanguageModel(shape).train(), generator(seed, "train")
+        draw = generator(seed, "train")
         sizes = {"symbols": self.symbols, "hops": self.hops, "queries": self.queries, "matter": matter}
-        nats: list[float] = []
 
-        def loss(step: int) -> Tensor:
-            del step
+        def loss() -> tuple[Tensor, Tensor]:
             tokens, targets, _ = chased(self.batch, **sizes, draw=draw)
             got = model(tokens)
-            value = cross_entropy(got.logits.mT, targets, ignore_index=IGNORE)
-            nats.append(float(value.detach()))
-            return value + sum(model.loss_weights[name] * x for name, x in got.losses.items())
+            return cross_entropy(got.logits.mT, targets, ignore_index=IGNORE), own_losses(model, got.losses)
 
-        train(model.parameters(), loss, steps=self.train_steps, learning_rate=self.learning_rate, last=0.0)
+        nats = trained(model, loss, steps=self.train_steps, learning_rate=self.learning_rate, last=0.0)
         tokens, targets, far = chased(self.rows, **sizes, draw=generator(seed, "new"))
         with torch.no_grad():
-            got = model.eval()(tokens)
+            got = model(tokens)
         right = (got.logits.argmax(-1) == targets)[:, self.symbols :].double()
         steps = torch.ones_like(right) if got.steps is None else got.steps[:, self.symbols :].double()
         by_hops = [far == hops for hops in range(self.hops + 1)]

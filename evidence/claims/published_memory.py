@@ -173,7 +173,6 @@ class PublishedMemory(Claim):
 
 
 def mean(values: Sequence[float]) -> float:
-    """Of some segments."""
     return sum(values) / len(values)
 
 

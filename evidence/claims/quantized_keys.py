@@ -75,7 +75,6 @@ class QuantizedKeys(Claim):
         return Observation(values, {"codes": curves, "width": {f"{self.clusters} codes": (self.widths, wide)}})
 
     def error(self, q: Tensor, k: Tensor, v: Tensor, codes: int) -> float:
-        """The relative error with so many codes."""
         mechanism = self.mechanism(codes, causal=False)
         place(mechanism, kmeans(normalised(k), codes))
         return relative(attended(mechanism, q, k, v), exact(q, k, v))
@@ -90,7 +89,6 @@ class QuantizedKeys(Claim):
         return relative(attended(mechanism, q, k, v), logits.masked_fill(later, float("-inf")).softmax(-1) @ v)
 
     def mechanism(self, codes: int, *, causal: bool) -> Any:
-        """One head with so many codes."""
         heads = Heads(count=1, key_dim=self.dim, causal=causal, max_length=self.length)
         return build(self.spec.format(codes=codes), heads).double().eval()
 
@@ -103,12 +101,10 @@ def place(mechanism: Any, book: Float[Tensor, "codes dim"]) -> None:
 
 @torch.no_grad()
 def attended(mechanism: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The output of one head."""
     return mechanism(q[None, None], k[None, None], v[None, None]).values[0, 0]
 
 
 def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Softmax of the normalised queries and keys."""
     return (normalised(q) @ normalised(k).mT).softmax(-1) @ v
 
 

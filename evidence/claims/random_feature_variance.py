@@ -127,7 +127,6 @@ class RandomFeatureVariance(Claim):
         return drawn.double().view(self.redraws, self.dim, self.dim)
 
     def estimates(self, map_: str, x: Tensor, y: Tensor, projections: Tensor) -> Float[Tensor, "redraws"]:
-        """phi(x) . phi(y) of every projection."""
         features = FEATURE_MAPS[map_]
         one, other = (features(z.expand(len(projections), 1, -1), projections) for z in (x, y))
         return (one * other).sum((-2, -1))

@@ -86,13 +86,11 @@ class RankOfAttention(Claim):
         return Observation(values, curves)
 
     def matrix(self, spec: str, q: Tensor, k: Tensor, *, causal: bool) -> Float[Tensor, "queries keys"]:
-        """The attention matrix of one head."""
         heads = Heads(count=1, key_dim=self.dim, value_dim=self.length, causal=causal)
         return weights(build(spec, heads).to(q.dtype).eval(), q, k)[0, 0]
 
     @staticmethod
     def singular(matrix: Tensor) -> Float[Tensor, "values"]:
-        """Singular values over the largest of them."""
         values = torch.linalg.svdvals(matrix)
         return values / values[0]
 

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from evidence.claims._base import Claim, Control, Finding, Observation, Plot, Revision, setting
 from evidence.claims._growth import exponent
+from evidence.claims._training import decoder
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
+from regard.models import LanguageModel
 from regard_lab.benchmark.cost import counted, kept_bytes
 
 
@@ -91,17 +92,7 @@ class ReversibleMemory(Claim):
         return Observation(values, curves)
 
     def model(self, block: str, layers: int, seed: int) -> LanguageModel:
-        """A model of so many layers."""
-        config = ModelConfig(
-            vocab_size=self.symbols,
-            dim=self.dim,
-            layers=layers,
-            heads=4,
-            attention=(self.attention,),
-            block=block,
-            seed=seed,
-        )
-        return LanguageModel(config).train()
+        return decoder(self, self.symbols, seed, layers=layers, heads=4, attention=self.attention, block=block)
 
     def difference(self, tokens: Tensor, seed: int) -> float:
         """Of the gradients from those of the blocks one after the other, over the size of these."""

@@ -20,8 +20,9 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, setting
+from evidence.claims._training import shape
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
+from regard.models import LanguageModel
 
 SYMBOLS = 16
 """of the text, which is random"""
@@ -96,17 +97,9 @@ class SegmentsEqualFullContext(Claim):
 
     def model(self, memory: str | None, position: str, segment: int, layers: int, seed: int) -> LanguageModel:
         """Decoders of one seed and depth have the same weights; larger ones than usual, so that contexts matter."""
-        shape = ModelConfig(
-            vocab_size=SYMBOLS,
-            dim=self.dim,
-            heads=self.heads,
-            layers=layers,
-            position=position,
-            max_length=segment,
-            seed=seed,
-        )
+        config = shape(self, SYMBOLS, seed, layers=layers, position=position, max_length=segment)
         draw = generator(seed, "weights")
-        model = LanguageModel(shape if memory is None else replace(shape, memory=memory)).double().eval()
+        model = LanguageModel(config if memory is None else replace(config, memory=memory)).double().eval()
         with torch.no_grad():
             for weight in model.parameters():
                 if weight.ndim > 1:

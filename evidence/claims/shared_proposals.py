@@ -210,7 +210,6 @@ class SharedProposals(Claim):
     def line(
         self, spec: str, counts: Sequence[int], case: Case, exact: Attention, maps: Mapping[str, Tensor], seed: int
     ) -> tuple[list[float], list[float]]:
-        """Operations and errors over numbers of features."""
         points = [self.point(spec.format(count=count), case, exact, maps, seed) for count in counts]
         return [cost for cost, _ in points], [error for _, error in points]
 

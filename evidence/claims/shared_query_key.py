@@ -19,8 +19,8 @@ from torch import Tensor
 
 from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from evidence.claims._letters import LETTERS, nats, pair_bits, samples
+from evidence.claims._training import decoder
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
 from regard_lab.benchmark.fitting import train
 
 READ = 0.2
@@ -86,7 +86,6 @@ class SharedQueryKey(Claim):
 
     @property
     def watched(self) -> list[int]:
-        """The steps at which bits are measured."""
         return [self.steps * sixth // 6 for sixth in range(1, 7)]
 
     def held_out(self, seed: int) -> Tensor:
@@ -95,17 +94,11 @@ class SharedQueryKey(Claim):
 
     def bits(self, spec: str, seed: int) -> list[float]:
         """Of held-out letters at the steps that are watched."""
-        config = ModelConfig(
-            vocab_size=LETTERS,
-            dim=self.dim,
-            layers=2,
-            heads=4,
-            attention=(spec,),
-            position="learned",
-            max_length=self.length,
-            seed=seed,
+        model = decoder(
+            self, LETTERS, seed, layers=2, heads=4, attention=spec, position="learned", max_length=self.length
         )
-        model, draw, new = LanguageModel(config).train(), generator(seed, "letters"), self.held_out(seed)
+        draw = generator(seed, "letters")
+        new = self.held_out(seed)
         found: list[float] = []
 
         @torch.no_grad()

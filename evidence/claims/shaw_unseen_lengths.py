@@ -14,13 +14,12 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from evidence.claims._sequences import MarkovText
+from evidence.claims._training import decoder, trained
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
-from regard_lab.benchmark.fitting import train
+from regard.models import LanguageModel
 
 
 class ShawUnseenLengths(Claim):
@@ -57,31 +56,20 @@ class ShawUnseenLengths(Claim):
         values: dict[str, float] = {}
         curves: dict[str, Curve] = {}
         for label, spec in (("clipped", self.clipped), ("whole", self.whole)):
-            config = ModelConfig(
-                vocab_size=self.symbols, dim=self.dim, layers=2, heads=4, attention=(spec,), position="none", seed=seed
-            )
-            model = LanguageModel(config).train()
+            model = decoder(self, self.symbols, seed, layers=2, heads=4, attention=spec, position="none")
             draw = generator(seed, "samples")
 
-            def loss(step: int, model: LanguageModel = model, draw: torch.Generator = draw) -> Tensor:
-                del step
-                return nats(model, text, text.sample(self.batch, self.lengths[0], draw)).mean()
+            def loss(model: LanguageModel = model, draw: torch.Generator = draw) -> Tensor:
+                return text.lost(model, text.sample(self.batch, self.lengths[0], draw)).mean()
 
-            train(model.parameters(), loss, steps=self.steps)
-            model.eval()
+            trained(model, loss, steps=self.steps)
             bits = []
             for length in self.lengths:
                 new = text.sample(self.texts, length, generator(seed, "new", length))
                 with torch.no_grad():
-                    above = nats(model, text, new) - text.nats(new)
+                    above = text.lost(model, new) - text.nats(new)
                 bits.append(float(above[:, -self.lengths[0] // 2 :].mean()) / math.log(2))
             values |= {f"learned {label}": bits[0], f"growth {label}": bits[-1] - bits[0], f"bits {label}": bits[-1]}
             curves[spec] = (self.lengths, bits)
         values["gain"] = values["bits whole"] - values["bits clipped"]
         return Observation(values, {"loss": curves})
-
-
-def nats(model: LanguageModel, text: MarkovText, symbols: Tensor) -> Tensor:
-    """-log p of every symbol that has a whole context, (texts, predicted)."""
-    logits = model(symbols[:, :-1]).logits[:, text.order - 1 :]
-    return cross_entropy(logits.mT, symbols[:, text.order :], reduction="none")

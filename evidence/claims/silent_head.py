@@ -104,7 +104,6 @@ class Head(nn.Module):
         self.output = linear(content, content, bias=False, draw=generator(seed, "output"))
 
     def project(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v."""
         q = self.query.expand(keys.shape[0], 1, 1, -1)
         k, v = self.key(keys)[:, None], self.value(keys[..., : self.content])[:, None]
         if self.sink:
@@ -120,6 +119,5 @@ class Head(nn.Module):
         return (output - wanted).square().mean(-1)
 
     def largest(self, keys: Tensor) -> float:
-        """The largest logit of the rows."""
         q, k, _ = self.project(keys)
         return float(((q @ k.mT) / q.shape[-1] ** 0.5).detach().abs().max())

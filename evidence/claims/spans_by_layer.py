@@ -24,10 +24,11 @@ from torch.nn.functional import cross_entropy
 from evidence.claims._base import Claim, Control, Finding, Observation, Plot, Revision, setting
 from evidence.claims._letters import LETTERS, samples
 from evidence.claims._plateau import FINISHED, change, change_with_steps, lasting
+from evidence.claims._training import decoder, trained
 from regard.attention.sparse.adaptive_span import AdaptiveSpan
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
-from regard_lab.benchmark.fitting import averages, train
+from regard.models import LanguageModel
+from regard_lab.benchmark.fitting import averages
 from regard_lab.tasks.base import IGNORE
 
 First = Literal["near", "far"]
@@ -123,70 +124,63 @@ class SpansByLayer(Claim):
     def learned(self, steps: int, seed: int) -> Learned:
         """Spans after so many steps of training on letters."""
         initial = self.initial / self.length
-        shape = ModelConfig(
-            vocab_size=LETTERS,
-            dim=self.dim,
-            heads=self.heads,
-            layers=self.layers,
-            attention=(f"adaptive_span(max_span={self.length}, ramp={self.ramp}, initial={initial})",),
+        model = decoder(
+            self,
+            LETTERS,
+            seed,
+            attention=f"adaptive_span(max_span={self.length}, ramp={self.ramp}, initial={initial})",
             max_length=self.length,
-            seed=seed,
         )
-        model, draw = LanguageModel(shape).train(), generator(seed, "train")
-        nats: list[float] = []
+        draw = generator(seed, "train")
 
-        def loss(step: int) -> Tensor:
-            del step
+        def loss() -> tuple[Tensor, Tensor]:
             text = samples("train", self.batch, self.length, draw)
             got = model(text[:, :-1])
-            value = cross_entropy(got.logits.mT, text[:, 1:])
-            nats.append(float(value.detach()))
-            return value + self.price * got.losses["span"]
+            return cross_entropy(got.logits.mT, text[:, 1:]), self.price * got.losses["span"]
 
-        train(model.parameters(), loss, steps=steps, learning_rate=self.learning_rate)
+        nats = trained(model, loss, steps=steps, learning_rate=self.learning_rate)
         new = samples("valid", self.rows, self.length, generator(seed, "valid"))
         with torch.no_grad():
-            bits = float(cross_entropy(model.eval()(new[:, :-1]).logits.mT, new[:, 1:])) / math.log(2)
+            bits = float(cross_entropy(model(new[:, :-1]).logits.mT, new[:, 1:])) / math.log(2)
         return Learned(spans_of(model), bits, nats)
 
     def settled(self, first: First, seed: int) -> list[float]:
         """Spans of two layers that learned the task with the spans that it needs, and were then opened."""
         whole = self.symbols + self.gap + 2 * self.queries
         most = 4 * whole
-        shape = ModelConfig(
-            vocab_size=1 + self.symbols**2 + 2 * self.symbols,
+        model = decoder(
+            self,
+            1 + self.symbols**2 + 2 * self.symbols,
+            seed,
             targets=self.symbols,
             tied=False,
-            dim=self.dim,
             heads=1,
             layers=2,
-            attention=(f"adaptive_span(max_span={most}, ramp=4)",),
+            attention=f"adaptive_span(max_span={most}, ramp=4)",
             position="learned",
             mlp_dim=2 * self.dim,
             bias=True,
             max_length=whole,
-            seed=seed,
         )
-        model, draw = LanguageModel(shape).train(), generator(seed, "train")
+        draw = generator(seed, "train")
         spans = [mechanism.span for mechanism in adaptive(model)]
 
-        def trained(steps: int, price: float, *tokens: float) -> None:
+        def phase(steps: int, price: float, *tokens: float) -> None:
             with torch.no_grad():
                 for span, value in zip(spans, tokens, strict=True):
                     span.fill_(value / most)
 
-            def loss(step: int) -> Tensor:
-                del step
+            def loss() -> Tensor:
                 asked, targets = self.looked_up(first, 2 * self.batch, draw)
                 got = model(asked, key_mask=asked != 0)
                 return cross_entropy(got.logits.mT, targets, ignore_index=IGNORE) + price * got.losses["span"]
 
             for span in spans:
                 span.requires_grad_(price > 0)
-            train(model.parameters(), loss, steps=steps, learning_rate=self.task_rate)
+            trained(model, loss, steps=steps, learning_rate=self.task_rate)
 
-        trained(self.learn, 0.0, *((0.0, float(whole)) if first == "near" else (float(whole), 0.0)))
-        trained(self.settle, self.task_price, float(whole), float(whole))
+        phase(self.learn, 0.0, *((0.0, float(whole)) if first == "near" else (float(whole), 0.0)))
+        phase(self.settle, self.task_price, float(whole), float(whole))
         return spans_of(model)
 
     def looked_up(self, first: First, count: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:

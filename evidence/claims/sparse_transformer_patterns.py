@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
+from evidence.claims._training import decoder, trained
 from regard import Heads, build, weights
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
-from regard_lab.benchmark.fitting import averages, train
+from regard_lab.benchmark.fitting import averages
 
 IGNORE = -100
 """cross_entropy's mark of what is not asked"""
@@ -94,29 +94,24 @@ class SparseTransformerPatterns(Claim):
 
     def accuracy(self, spec: str, task: str, seed: int) -> tuple[float, Curve]:
         """The share of right answers on new samples, and the loss on the way."""
-        shape = ModelConfig(
-            vocab_size=self.colours if task == "images" else self.keys * self.values + self.keys + 2,
-            dim=self.dim,
+        model = decoder(
+            self,
+            self.colours if task == "images" else self.keys * self.values + self.keys + 2,
+            seed,
             layers=2,
             heads=4,
-            attention=(spec,),
+            attention=spec,
             max_length=self.length,
-            seed=seed,
         )
-        model, draw = LanguageModel(shape).train(), generator(seed, task)
+        draw = generator(seed, task)
         sampled = self.images if task == "images" else self.text
         steps = self.steps_images if task == "images" else self.steps_text
-        nats: list[float] = []
 
-        def loss(step: int) -> Tensor:
-            del step
+        def loss() -> Tensor:
             tokens, answers = sampled(self.batch, draw)
-            value = cross_entropy(model(tokens).logits.mT, answers, ignore_index=IGNORE)
-            nats.append(float(value.detach()))
-            return value
+            return cross_entropy(model(tokens).logits.mT, answers, ignore_index=IGNORE)
 
-        train(model.parameters(), loss, steps=steps, learning_rate=self.learning_rate)
-        model.eval()
+        nats = trained(model, loss, steps=steps, learning_rate=self.learning_rate)
         tokens, answers = sampled(self.samples, generator(seed, "new", task))
         with torch.no_grad():
             right = model(tokens).logits.argmax(-1) == answers

@@ -26,10 +26,11 @@ from torch.nn.functional import cross_entropy
 from evidence.claims._base import Control, Curve, Finding, Observation, Plot, Revision, setting
 from evidence.claims._plateau import FINISHED, change
 from evidence.claims._recall import RecallClaim
+from evidence.claims._training import decoder, trained
 from regard import Heads, build
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
-from regard_lab.benchmark.fitting import averages, train
+from regard.models import LanguageModel
+from regard_lab.benchmark.fitting import averages
 from regard_lab.benchmark.retrieval import Trained, train_recall
 
 CHANCE = 0.1
@@ -151,19 +152,8 @@ class SynthesizerTasks(RecallClaim):
         return train_recall(model, self.task, seed=seed, steps=self.steps)
 
     def model(self, spec: str, seed: int) -> LanguageModel:
-        """The layer that copies."""
-        return LanguageModel(
-            ModelConfig(
-                vocab_size=self.tokens,
-                dim=self.dim,
-                layers=1,
-                heads=self.heads,
-                attention=(spec,),
-                position="learned",
-                mlp="none",
-                max_length=self.length,
-                seed=seed,
-            )
+        return decoder(
+            self, self.tokens, seed, layers=1, attention=spec, position="learned", mlp="none", max_length=self.length
         )
 
     def weights(self, spec: str) -> int:
@@ -183,21 +173,17 @@ class SynthesizerTasks(RecallClaim):
 
         def learned(sources: Tensor) -> tuple[list[float], list[float], Tensor]:
             right: list[float] = []
-            nats: list[float] = []
 
-            def loss(step: int) -> Tensor:
-                del step
+            def loss() -> Tensor:
                 tokens = torch.randint(self.tokens, (32, self.length), generator=draw)
                 logits, answers = model(tokens).logits[:, first:], tokens[:, sources]
                 right.append(float((logits.argmax(-1) == answers)[:, changed].double().mean()))
-                value = cross_entropy(logits.mT, answers)
-                nats.append(float(value.detach()))
-                return value
+                return cross_entropy(logits.mT, answers)
 
-            train(model.train().parameters(), loss, steps=self.copy_steps, learning_rate=rate, last=0.0)
+            nats = trained(model, loss, steps=self.copy_steps, learning_rate=rate, last=0.0)
             tokens = torch.randint(self.tokens, (self.sequences, self.length), generator=generator(seed, "new copies"))
             with torch.no_grad():
-                answers = model.eval()(tokens).logits[:, first:].argmax(-1)
+                answers = model(tokens).logits[:, first:].argmax(-1)
             return right, nats, (answers == tokens[:, sources]).double().mean(0)
 
         before, nats, share = learned(asked - old)

@@ -22,16 +22,16 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from evidence.claims._base import Claim, Control, Finding, Observation, Plot, Revision, setting
-from evidence.claims._letters import LETTERS, samples
+from evidence.claims._letters import LETTERS, samples, with_exits
 from evidence.claims._plateau import FINISHED, change, lasting
+from evidence.claims._training import decoder
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
+from regard.models import LanguageModel
 from regard.models.depth.early_exit import EarlyExit
 from regard_lab.benchmark.exits import exits_of, leaving_at, measure
-from regard_lab.benchmark.fitting import averages, train
+from regard_lab.benchmark.fitting import averages
 from regard_lab.benchmark.rereading import Rereading
 from regard_lab.calibration import calibrate
 
@@ -164,28 +164,17 @@ class ThreeConfidences(Claim):
 
     def trained(self, steps: int, seed: int) -> tuple[LanguageModel, list[float]]:
         """The decoder, with the classifier of agreement, and the nats of its last exit."""
-        shape = ModelConfig(
-            vocab_size=LETTERS,
-            dim=self.dim,
-            layers=self.layers,
+        model = decoder(
+            self,
+            LETTERS,
+            seed,
             heads=2,
             depth="early_exit(confidence=classifier, exits=aligned, weights=rising)",
             max_length=64,
-            seed=seed,
         )
-        model, draw = LanguageModel(shape).train(), generator(seed, "letters")
-        nats: list[float] = []
-
-        def loss(step: int) -> Tensor:
-            del step
-            text = samples("train", self.batch, self.context, draw)
-            got = model(text[:, :-1], targets=text[:, 1:])
-            value = cross_entropy(got.logits.mT, text[:, 1:])
-            nats.append(float(value.detach()))
-            return value + sum(model.loss_weights[name] * x for name, x in got.losses.items())
-
-        train(model.parameters(), loss, steps=steps, learning_rate=self.learning_rate, last=0.0)
-        return model.eval(), nats
+        draw = generator(seed, "letters")
+        training = {"steps": steps, "learning_rate": self.learning_rate, "last": 0.0}
+        return model, with_exits(model, draw, batch=self.batch, length=self.context, **training)
 
     def course(
         self, model: LanguageModel, confidence: str, seen: np.ndarray, passages: np.ndarray, *, turned: bool = False

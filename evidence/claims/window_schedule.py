@@ -14,8 +14,8 @@ from torch import Tensor
 
 from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from evidence.claims._letters import LETTERS, learned, pair_bits, samples
+from evidence.claims._training import shape
 from regard.core.attention import generator
-from regard.models import ModelConfig
 from regard_lab.benchmark.fitting import averages
 
 
@@ -65,15 +65,14 @@ class WindowSchedule(Claim):
         return Observation(values, {"bits": bars, "loss": losses})
 
     def bits(self, windows: tuple[int, ...], new: Tensor, seed: int) -> tuple[float, Curve]:
-        """Bits per letter on new text after training, and on the way."""
-        shape = ModelConfig(
-            vocab_size=LETTERS,
-            dim=self.dim,
+        config = shape(
+            self,
+            LETTERS,
+            seed,
             layers=len(windows),
             heads=4,
             attention=tuple(f"{self.attention}(window={window})" for window in windows),
             max_length=self.length,
-            seed=seed,
         )
-        held_out, means = learned(shape, new, steps=self.steps, batch=self.batch, learning_rate=self.learning_rate)
+        held_out, means = learned(config, new, steps=self.steps, batch=self.batch, learning_rate=self.learning_rate)
         return held_out, averages(means)
