@@ -1,6 +1,5 @@
 """Claims of the literature, measured: one file each, found by name without importing any of them."""
 
-import ast
 import dataclasses
 import fnmatch
 from collections.abc import Mapping
@@ -57,23 +56,14 @@ def names(pattern: str = "*") -> list[str]:
 
 @cache
 def outline(name: str) -> About:
-    """A claim in words, read from its source without importing it.
+    """A claim in words, read without importing it.
 
     Raises:
         ConfigError: an unknown name.
     """
     if name not in _files():
         raise ConfigError(f"unknown claim {name!r}: {nearest(name, _files())}")
-    source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ClassDef) and node.name == specs.camel(name):
-            for statement in node.body:
-                match statement:
-                    case ast.Assign(targets=[ast.Name(id="about")], value=ast.Call(keywords=keywords)):
-                        return About(**{str(word.arg): ast.literal_eval(word.value) for word in keywords})
-                    case _:
-                        continue
-    raise AssertionError(f"{name}.py has no literal `about = About(...)` in class {specs.camel(name)}")
+    return About.read(Path(__file__).with_name(f"{name}.py"))
 
 
 def build(name: str, *, tiny: bool = False, settings: Mapping[str, object] | None = None) -> Claim:

@@ -3,15 +3,16 @@
 import math
 import re
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from evidence.claims._training import own_losses, trained
 from regard.core.attention import generator
 from regard.models import LanguageModel, ModelConfig
-from regard_lab.benchmark.fitting import train
 from regard_lab.tasks.base import Split
 from regard_lab.tasks.config import TextConfig, TranslationConfig
 from regard_lab.tasks.corpus import open_corpus
@@ -31,18 +32,25 @@ def learned(
         new: as `samples` gives them; those of the training are as long.
         steps, batch, learning_rate: of the training.
     """
-    model, draw = LanguageModel(config).train(), generator(config.seed, "train")
-    means: list[float] = []
+    model, draw = LanguageModel(config), generator(config.seed, "train")
 
-    def loss(step: int) -> Tensor:
-        del step
-        value = nats(model, samples("train", batch, new.shape[1] - 1, draw))
-        means.append(float(value.detach()) / math.log(2))
-        return value
+    def loss() -> Tensor:
+        return nats(model, samples("train", batch, new.shape[1] - 1, draw))
 
-    train(model.parameters(), loss, steps=steps, learning_rate=learning_rate)
+    means = trained(model, loss, steps=steps, learning_rate=learning_rate)
     with torch.no_grad():
-        return float(nats(model.eval(), new)) / math.log(2), means
+        return float(nats(model, new)) / math.log(2), [value / math.log(2) for value in means]
+
+
+def with_exits(model: LanguageModel, draw: torch.Generator, *, batch: int, length: int, **training: Any) -> list[float]:
+    """Trains a decoder and its exits, if it has any, on letters; the nats of its last exit in every step."""
+
+    def loss() -> tuple[Tensor, Tensor]:
+        text = samples("train", batch, length, draw)
+        got = model(text[:, :-1], **({} if model.config.depth == "fixed" else {"targets": text[:, 1:]}))
+        return cross_entropy(got.logits.mT, text[:, 1:]), own_losses(model, got.losses)
+
+    return trained(model, loss, **training)
 
 
 def nats(model: LanguageModel, tokens: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from evidence.claims._base import FORMAT, LEAST_SEEDS, Claim, Observation
+from evidence.claims._base import FORMAT, LEAST_SEEDS, About, Claim, Observation
 from evidence.claims._verdict import conclude
 from regard import __version__
 from regard_lab.benchmark.plain import plain
@@ -36,15 +36,14 @@ def measure(claim: Claim, seeds: Sequence[int], *, tiny: bool = False) -> dict[s
     controls = [control for control in claim.controls if control.small or not tiny]
     least = LEAST_SEEDS if tiny else claim.least_seeds
     conclusion = conclude(controls, claim.findings, [one.values for one in observed], least_seeds=least)
-    settings = dataclasses.asdict(claim)  # pyright: ignore[reportArgumentType]  # every claim is a dataclass
     return plain(
         {
             "format": FORMAT,
             "name": name,
-            **dataclasses.asdict(claim.about),
+            **dataclasses.asdict(About.read(Path(__file__).with_name(f"{name}.py"))),
             **dataclasses.asdict(conclusion),
             "plots": [dataclasses.asdict(plot) for plot in claim.plots],
-            "settings": settings,
+            "settings": dataclasses.asdict(claim),  # pyright: ignore[reportArgumentType]  # a dataclass
             "tiny": tiny,
             "seeds": list(seeds),
             "revised_after_look": _revised(claim, seeds),

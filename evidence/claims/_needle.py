@@ -14,7 +14,6 @@ from regard.layer import AttentionLayer
 from regard_lab.benchmark.fitting import averages, fit
 
 
-@dataclass(frozen=True)
 class NeedleClaim(Claim):
     """Trains one layer of attention to say the values of keys that stood farther back than a gap."""
 

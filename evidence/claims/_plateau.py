@@ -14,11 +14,7 @@ NATS = 0.05
 """a loss below it, in nats, is as good as none: its changes are compared with this"""
 
 FINISHED = Control(
-    value="unfinished",
-    title="trainings: change of the loss over the last tenth, most",
-    expected=0.0,
-    tolerance=SETTLED,
-    small=False,
+    "unfinished", "trainings: change of the loss over the last tenth, most", 0.0, tolerance=SETTLED, small=False
 )
 
 
@@ -34,9 +30,9 @@ def lasting(effect: float, of: str = "") -> Control:
         of: which difference, where a claim has several; a part of the value's name.
     """
     return Control(
-        value=f"lasting {of}".strip(),
-        title=f"trainings: change of their difference{of and f' ({of})'} with twice the steps, mean",
-        expected=0.0,
+        f"lasting {of}".strip(),
+        f"trainings: change of their difference{of and f' ({of})'} with twice the steps, mean",
+        0.0,
         tolerance=effect,
         small=False,
         mean=True,

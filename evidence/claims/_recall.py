@@ -1,28 +1,19 @@
 """The common part of claims on trained recall: the models, their task and their training."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
-
-from evidence.claims._base import Claim
+from evidence.claims._base import Claim, setting
 from regard_lab.benchmark.retrieval import RetrievalConfig, Trained, train_recall
 from regard_lab.tasks import RecallConfig
 
 
-@dataclass(frozen=True)
 class RecallClaim(Claim):
     """Compares models of two layers that differ in their attention alone, trained on the same sequences."""
 
-    tiny: ClassVar[Mapping[str, object]] = {
-        "vocab_size": 8, "length": 16, "pairs": 1, "steps": 30, "dim": 16, "sequences": 50
-    }  # fmt: skip
-
-    vocab_size: int = 64
-    length: int = 32
-    pairs: int = 4
-    dim: int = 32
-    steps: int = 200
-    sequences: int = 250
+    vocab_size: int = setting(64, tiny=8)
+    length: int = setting(32, tiny=16)
+    pairs: int = setting(4, tiny=1)
+    dim: int = setting(32, tiny=16)
+    steps: int = setting(200, tiny=30)
+    sequences: int = setting(250, tiny=50)
 
     @property
     def config(self) -> RetrievalConfig:

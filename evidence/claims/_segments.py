@@ -7,8 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from evidence.claims._training import own_losses, trained
 from regard.models import LanguageModel
-from regard_lab.benchmark.fitting import train
 from regard_lab.tasks.base import IGNORE
 
 Rows = tuple[Int[Tensor, "batch length"], Int[Tensor, "batch length"]]
@@ -17,20 +17,13 @@ Rows = tuple[Int[Tensor, "batch length"], Int[Tensor, "batch length"]]
 
 def learned(model: LanguageModel, rows: Callable[[], Rows], *, steps: int, learning_rate: float) -> list[float]:
     """Trains a decoder on fresh rows, each in segments of `max_length`; the nats of every step."""
-    nats: list[float] = []
 
-    def loss(step: int) -> Tensor:
-        del step
+    def loss() -> tuple[Tensor, Tensor]:
         inputs, targets = rows()
         each, own = read(model, inputs, targets)
-        value = each.sum() / (targets != IGNORE).sum()
-        nats.append(float(value.detach()))
-        return value + own
+        return each.sum() / (targets != IGNORE).sum(), own
 
-    model.train()
-    train(model.parameters(), loss, steps=steps, learning_rate=learning_rate)
-    model.eval()
-    return nats
+    return trained(model, loss, steps=steps, learning_rate=learning_rate)
 
 
 def read(
@@ -43,7 +36,7 @@ def read(
     parts = inputs if model.config.remembers else inputs.reshape(-1, model.config.max_length)
     got = model(parts)
     nats = cross_entropy(got.logits.reshape(*inputs.shape, -1).mT, targets, reduction="none", ignore_index=IGNORE)
-    return nats, sum((model.loss_weights[name] * x for name, x in got.losses.items()), nats.new_zeros(()))
+    return nats, own_losses(model, got.losses)
 
 
 def lagged(count: int, length: int, lag: int, symbols: int, draw: torch.Generator) -> Rows:

@@ -3,6 +3,9 @@
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from regard.models import LanguageModel
 
 
 class MarkovText:
@@ -33,6 +36,11 @@ class MarkovText:
         """The number of the row of P that every run of `order` symbols selects."""
         powers = self.symbols ** torch.arange(self.order - 1, -1, -1)
         return (text.unfold(1, self.order, 1) * powers).sum(-1)
+
+    def lost(self, model: LanguageModel, text: Int[Tensor, "count length"]) -> Float[Tensor, "count predicted"]:
+        """-log of the probability that a model gives to each of these symbols."""
+        logits = model(text[:, :-1]).logits[:, self.order - 1 :]
+        return cross_entropy(logits.mT, text[:, self.order :], reduction="none")
 
     def nats(self, text: Int[Tensor, "count length"]) -> Float[Tensor, "count predicted"]:
         """-log p of every symbol after the first `order`: what the best possible model loses on this text."""

@@ -15,9 +15,9 @@ from regard.models import LanguageModel, ModelConfig
 from regard_lab.benchmark.fitting import averages, train
 
 OVER = Control(
-    value="unfinished",
-    title="trainings: bits of held-out text in the last tenth, change at most",
-    expected=0.0,
+    "unfinished",
+    "trainings: bits of held-out text in the last tenth, change at most",
+    0.0,
     tolerance=0.015,
     small=False,
 )
@@ -75,12 +75,7 @@ def opened(model: nn.Module) -> None:
 
 
 def finished(
-    model: nn.Module,
-    loss: Callable[[], Tensor],
-    held_out: Callable[[], float],
-    *,
-    steps: int,
-    learning_rate: float,
+    model: nn.Module, loss: Callable[[], Tensor], held_out: Callable[[], float], *, steps: int, learning_rate: float
 ) -> Course:
     """Train to a learning rate of 0.
 

@@ -145,5 +145,5 @@ def _check(control: Control, values: Sequence[float]) -> Checked:
     if not control.mean:
         return Checked(*facts, reached=all(abs(value - control.expected) <= control.tolerance for value in values))
     low, high = control.expected - control.tolerance, control.expected + control.tolerance
-    within = judge(Finding(value=control.value, title=control.title, at_least=low, at_most=high), values)
+    within = judge(Finding(control.value, control.title, at_least=low, at_most=high), values)
     return Checked(*facts, reached=within.verdict == "holds", interval=(within.low, within.high))

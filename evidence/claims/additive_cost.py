@@ -1,13 +1,22 @@
-"""What an additive score costs beside a dot product, and what it can do that a dot product cannot."""
+"""Additive attention costs more than the dot product.
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+Claim: Dot-product attention is much faster and more space-efficient in practice than additive attention, whose
+complexity is similar in theory; additive attention compares queries and keys of different widths.
+Source: Vaswani et al. 2017, section 3.2.1, of Bahdanau et al. 2015
+Control: Written out, the additive score makes two tensors of queries x keys x hidden numbers, sums and their tanh, and
+both are alive at one time: that is its peak. It can win: a network of width 1 needs fewer multiply-adds than the
+product of keys as wide as these.
+Measured: One head on random inputs, queries, keys and network of one width: numbers written by all operators and
+operations of products, counted; processor time forward, and with the backward pass. And whether each compares queries
+and keys of different widths.
+"""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, setting
 from evidence.claims._turns import processor_seconds
 from regard import Attention, Heads, build
 from regard.core.attention import generator
@@ -15,53 +24,36 @@ from regard.core.errors import UnsupportedError
 from regard_lab.benchmark.cost import Cost, counted
 
 
-@dataclass(frozen=True)
 class AdditiveCost(Claim):
-    """Additive attention with a network as wide as the keys, against the dot product of the same keys."""
-
-    about = About(
-        title="Additive attention costs more than the dot product",
-        says="Dot-product attention is much faster and more space-efficient in practice than additive attention, whose "
-        "complexity is similar in theory; additive attention compares queries and keys of different widths.",
-        source="Vaswani et al. 2017, section 3.2.1, of Bahdanau et al. 2015",
-        control="Written out, the additive score makes two tensors of queries x keys x hidden numbers, sums and their "
-        "tanh, and both are alive at one time: that is its peak. It can win: a network of width 1 needs fewer "
-        "multiply-adds than the product of keys as wide as these.",
-        measures="One head on random inputs, queries, keys and network of one width: numbers written by all operators "
-        "and operations of products, counted; processor time forward, and with the backward pass. And whether each "
-        "compares queries and keys of different widths.",
-    )
     controls = (
-        Control(value="written out", title="written out: peak / (2 length^2 width)", expected=1.0, tolerance=0.05),
-        Control(value="narrow", title="1 if a network of width 1 makes fewer operations", expected=1.0, tolerance=0.0),
+        Control("written out", "written out: peak / (2 length^2 width)", 1.0, tolerance=0.05),
+        Control("narrow", "1 if a network of width 1 makes fewer operations", 1.0, tolerance=0.0),
     )
     findings = (
-        Finding(value="numbers", title="numbers written: additive / dot product", at_least=4.0),
-        Finding(value="space", title="published form: peak, additive / dot product", at_least=4.0),
-        Finding(value="time", title="forward time: additive / dot product", at_least=2.0),
-        Finding(value="training time", title="forward and backward time: additive / dot product", at_least=2.0),
-        Finding(value="widths", title="different widths: difference from the definition", at_most=1e-5),
-        Finding(value="refused", title="different widths: 1 if the dot product is refused", at_least=1.0),
-        Finding(value="operations", title="operations of products: additive / dot product", at_most=1.5, states=False),
-        Finding(value="ours", title="ours: peak, additive / its published form", at_most=0.5, states=False),
+        Finding("numbers", "numbers written: additive / dot product", at_least=4.0),
+        Finding("space", "published form: peak, additive / dot product", at_least=4.0),
+        Finding("time", "forward time: additive / dot product", at_least=2.0),
+        Finding("training time", "forward and backward time: additive / dot product", at_least=2.0),
+        Finding("widths", "different widths: difference from the definition", at_most=1e-5),
+        Finding("refused", "different widths: 1 if the dot product is refused", at_least=1.0),
+        Finding("operations", "operations of products: additive / dot product", at_most=1.5, states=False),
+        Finding("ours", "ours: peak, additive / its published form", at_most=0.5, states=False),
     )
     timed = True
     plots = (
-        Plot(name="numbers", title="Numbers written", x="width", y="numbers", log_x=True, log_y=True),
-        Plot(name="time", title="Forward time", x="width", y="seconds", log_x=True, log_y=True),
+        Plot("numbers", "Numbers written", "width", "numbers", log_x=True, log_y=True),
+        Plot("time", "Forward time", "width", "seconds", log_x=True, log_y=True),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"length": 96, "widths": (16, 32), "rounds": 3}
 
     additive: str = "additive"
     narrow: str = "additive(hidden=1)"
     dot: str = "softmax"
-    length: int = 512
-    widths: tuple[int, ...] = (16, 32, 64)
+    length: int = setting(512, tiny=96)
+    widths: tuple[int, ...] = setting((16, 32, 64), tiny=(16, 32))
     """the last one is that of the findings"""
-    rounds: int = 15
+    rounds: int = setting(15, tiny=3)
 
     def observe(self, seed: int) -> Observation:
-        """Count and time each width."""
         specs = {"additive": self.additive, "dot": self.dot}
         numbers: dict[str, list[float]] = {name: [] for name in specs}
         seconds: dict[str, list[float]] = {name: [] for name in specs}
@@ -133,23 +125,19 @@ def written_out(made: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def forward_only(made: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The values."""
     with torch.no_grad():
         return made(q, k, v).values
 
 
 def backward(made: Attention, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """The gradients of inputs."""
     inputs = [x.detach().requires_grad_() for x in (q, k, v)]
     return torch.autograd.grad(made(*inputs).values.sum(), inputs)
 
 
 def forward(made: Attention, q: Tensor, k: Tensor, v: Tensor) -> Cost:
-    """What the forward pass costs, counted."""
     return counted(lambda: forward_only(made, q, k, v))
 
 
 def peak(call: Callable[[], object]) -> float:
-    """The most numbers alive at one time."""
     with torch.no_grad():
         return float(counted(call).peak)

@@ -1,87 +1,67 @@
-"""Attention and a convolutional network on few and on many examples."""
+"""Attention against convolution, on small and large data.
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+Claim: A convolution is self-attention with its receptive field fixed beforehand: it does better with little data, and
+self-attention, which is more flexible, catches up or does better with much.
+Source: Cordonnier, Loukas, Jaggi 2020, for the inclusion; Dosovitskiy et al. 2021, section 4.3, for the data
+Control: The convolution with the most data: the motif is within its reach, so that it finds every one. Attention can
+win: with new examples at every step, which nothing can learn by heart, it finds them too. Every training is over.
+Measured: Accuracy on new sequences of two encoder blocks with learned positions and of two blocks of convolution, about
+as many weights each, trained for the same steps on few, some and many examples of one of four motifs at a random place
+in random symbols.
+"""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from evidence.claims._plateau import FINISHED, change
+from evidence.claims._training import trained
 from regard.core.attention import generator
 from regard.models import Classifier, Encoder, EncoderConfig
 from regard_lab.benchmark.baselines import BaselineConfig, SequenceClassifier
-from regard_lab.benchmark.fitting import train
 
 Examples = tuple[Tensor, Tensor]
 """sequences of symbols, and their classes"""
 
 
-@dataclass(frozen=True)
 class AttentionAgainstConvolution(Claim):
-    """Sequences whose class is a short motif, anywhere in them: a convolution knows what that means beforehand."""
-
-    about = About(
-        title="Attention against convolution, on small and large data",
-        says="A convolution is self-attention with its receptive field fixed beforehand: it does better with little "
-        "data, and self-attention, which is more flexible, catches up or does better with much.",
-        source="Cordonnier, Loukas, Jaggi 2020, for the inclusion; Dosovitskiy et al. 2021, section 4.3, for the data",
-        control="The convolution with the most data: the motif is within its reach, so that it finds every one. "
-        "Attention can win: with new examples at every step, which nothing can learn by heart, it finds them too. "
-        "Every training is over.",
-        measures="Accuracy on new sequences of two encoder blocks with learned positions and of two blocks of "
-        "convolution, about as many weights each, trained for the same steps on few, some and many examples of one of "
-        "four motifs at a random place in random symbols.",
-    )
     controls = (
-        Control(value="convolution many", title="convolution, most examples: accuracy", expected=1.0, tolerance=0.1),
+        Control("convolution many", "convolution, most examples: accuracy", 1.0, tolerance=0.1),
         Control(
-            value="attention unlimited",
-            title="attention, new examples at every step: accuracy",
-            expected=1.0,
-            tolerance=0.1,
-            small=False,
+            "attention unlimited", "attention, new examples at every step: accuracy", 1.0, tolerance=0.1, small=False
         ),
         FINISHED,
     )
     findings = (
-        Finding(value="gain few", title="fewest examples: convolution - attention", at_least=0.03, resolution=1 / 2000),
-        Finding(value="loss many", title="most examples: convolution - attention", at_most=0.03, resolution=1 / 2000),
+        Finding("gain few", "fewest examples: convolution - attention", at_least=0.03, resolution=1 / 2000),
+        Finding("loss many", "most examples: convolution - attention", at_most=0.03, resolution=1 / 2000),
     )
     least_seeds = 5
     revised = Revision(
-        what="Attention was still learning after its 400 steps, which are 2,000 now, with a control that trainings are "
+        "Attention was still learning after its 400 steps, which are 2,000 now, with a control that trainings are "
         "over and one that attention can find the motifs.",
-        seen=(0, 1, 2),
+        (0, 1, 2),
     )
-    plots = (Plot(name="accuracy", title="Accuracy over examples", x="examples", y="accuracy", log_x=True),)
-    tiny: ClassVar[Mapping[str, object]] = {
-        "examples": (32, 1024),
-        "steps": 70,
-        "questions": 500,
-        "length": 10,
-        "motif": 2,
-        "symbols": 32,
-    }
+    plots = (Plot("accuracy", "Accuracy over examples", "examples", "accuracy", log_x=True),)
 
     attention: str = "softmax"
     position: str = "learned"
-    examples: tuple[int, ...] = (64, 512, 4096)
-    symbols: int = 16
-    motif: int = 3
+    examples: tuple[int, ...] = setting((64, 512, 4096), tiny=(32, 1024))
+    symbols: int = setting(16, tiny=32)
+    motif: int = setting(3, tiny=2)
     classes: int = 4
-    length: int = 32
+    length: int = setting(32, tiny=10)
     dim: int = 32
     channels: int = 64
     """of the convolution, for as many weights"""
-    steps: int = 2000
+    steps: int = setting(2000, tiny=70)
     batch: int = 64
-    questions: int = 2000
+    questions: int = setting(2000, tiny=500)
 
     def observe(self, seed: int) -> Observation:
-        """Train both on every number of examples, and attention on ever new ones."""
         motifs = self.motifs(generator(seed, "motifs"))
         new = self.sequences(motifs, self.questions, generator(seed, "new"))
         known = self.sequences(motifs, self.examples[-1], generator(seed, "examples"))
@@ -128,7 +108,6 @@ class AttentionAgainstConvolution(Claim):
         return symbols.scatter_(1, place + torch.arange(self.motif), motifs[labels]), labels
 
     def model(self, name: str, seed: int) -> nn.Module:
-        """With new weights."""
         if name == "convolution":
             config = BaselineConfig(kind="convolution", dim=self.channels, layers=2, width=3)
             return SequenceClassifier(config, vocab_size=self.symbols, input_dim=0, classes=self.classes)
@@ -147,16 +126,11 @@ class AttentionAgainstConvolution(Claim):
 
     def accuracy(self, model: nn.Module, batch: Callable[[], Examples], new: Examples) -> tuple[float, float]:
         """The share that is right on new examples after a training, and the change of its loss at its end."""
-        nats: list[float] = []
 
-        def loss(step: int) -> Tensor:
-            del step
+        def loss() -> Tensor:
             symbols, labels = batch()
-            value = cross_entropy(model(symbols).logits, labels)
-            nats.append(float(value.detach()))
-            return value
+            return cross_entropy(model(symbols).logits, labels)
 
-        train(model.train().parameters(), loss, steps=self.steps)
-        model.eval()
+        nats = trained(model, loss, steps=self.steps)
         with torch.no_grad():
             return float((model(new[0]).logits.argmax(-1) == new[1]).double().mean()), change(nats)

@@ -1,90 +1,62 @@
-"""Attention and a recurrent network: memory over distance, and steps that have to wait for each other."""
+"""Attention against recurrence.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+Claim: Self-attention joins any two positions in a constant number of steps, where a recurrent layer needs as many as
+their distance: it learns long dependencies more easily, and its steps can run in parallel.
+Source: Vaswani et al. 2017, section 4 and table 1
+Control: At the shortest distance both must remember everything. The longest chain in a running sum of n numbers is n; a
+chain of LSTM cells must give what torch's LSTM gives.
+Measured: Share of right answers to a question at the end for the value at the start, over the noise between, of one
+causal layer with softmax and of an LSTM with at least as many weights, after as many steps, the LSTM's at the best of
+three learning rates. Operations that have to wait for each other from the first input to the last output, counted in
+the autograd graph without a clock, at the longest over the shortest length.
+"""
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, setting
+from evidence.claims._training import decoder, trained
 from regard.core.attention import generator
 from regard.layer import AttentionLayer
-from regard.models import LanguageModel, ModelConfig
 from regard_lab.benchmark.baselines import language_model
-from regard_lab.benchmark.fitting import train
 
 
-@dataclass(frozen=True)
 class AttentionAgainstRecurrence(Claim):
-    """A value to be remembered over more and more noise, and the longest chain of operations in each."""
-
-    about = About(
-        title="Attention against recurrence",
-        says="Self-attention joins any two positions in a constant number of steps, where a recurrent layer needs as "
-        "many as their distance: it learns long dependencies more easily, and its steps can run in parallel.",
-        source="Vaswani et al. 2017, section 4 and table 1",
-        control="At the shortest distance both must remember everything. The longest chain in a running sum of n "
-        "numbers is n; a chain of LSTM cells must give what torch's LSTM gives.",
-        measures="Share of right answers to a question at the end for the value at the start, over the noise between, "
-        "of one causal layer with softmax and of an LSTM with at least as many weights, after as many steps, the "
-        "LSTM's at the best of three learning rates. "
-        "Operations that have to wait for each other from the first input to the last output, counted in the autograd "
-        "graph without a clock, at the longest over the shortest length.",
-    )
     controls = (
-        Control(
-            value="near attention", title="attention: right at the shortest distance", expected=1.0, tolerance=0.05
-        ),
-        Control(value="near lstm", title="LSTM: right at the shortest distance", expected=1.0, tolerance=0.05),
-        Control(value="sum", title="longest chain in a sum of 64 numbers", expected=64.0, tolerance=0.0),
-        Control(value="cells", title="LSTM cells - torch's LSTM, largest difference", expected=0.0, tolerance=1e-5),
+        Control("near attention", "attention: right at the shortest distance", 1.0, tolerance=0.05),
+        Control("near lstm", "LSTM: right at the shortest distance", 1.0, tolerance=0.05),
+        Control("sum", "longest chain in a sum of 64 numbers", 64.0, tolerance=0.0),
+        Control("cells", "LSTM cells - torch's LSTM, largest difference", 0.0, tolerance=1e-5),
     )
     findings = (
-        Finding(
-            value="gain", title="right at the longest distance, attention - LSTM", at_least=0.2, resolution=1 / 1000
-        ),
-        Finding(value="far attention", title="attention: right at the longest distance", at_least=0.9),
-        Finding(value="chain attention", title="attention: chain, 64 positions / 8", at_most=1.0),
-        Finding(value="chain lstm", title="LSTM: chain, 64 positions / 8", at_least=4.0),
+        Finding("gain", "right at the longest distance, attention - LSTM", at_least=0.2, resolution=1 / 1000),
+        Finding("far attention", "attention: right at the longest distance", at_least=0.9),
+        Finding("chain attention", "attention: chain, 64 positions / 8", at_most=1.0),
+        Finding("chain lstm", "LSTM: chain, 64 positions / 8", at_least=4.0),
     )
     plots = (
-        Plot(name="memory", title="Memory", x="distance", y="share that is right", log_x=True),
-        Plot(
-            name="chain",
-            title="Operations that wait for each other",
-            x="positions",
-            y="operations",
-            log_x=True,
-            log_y=True,
-        ),
+        Plot("memory", "Memory", "distance", "share that is right", log_x=True),
+        Plot("chain", "Operations that wait for each other", "positions", "operations", log_x=True, log_y=True),
     )
-    tiny: ClassVar[Mapping[str, object]] = {
-        "distances": (4, 16),
-        "steps": 40,
-        "questions": 300,
-        "dim": 32,
-        "recurrent_dim": 40,
-        "values": 8,
-    }
 
     attention: str = "softmax"
-    distances: tuple[int, ...] = (8, 32, 128)
-    values: int = 16
+    distances: tuple[int, ...] = setting((8, 32, 128), tiny=(4, 16))
+    values: int = setting(16, tiny=8)
     noise: int = 4
     """different symbols between"""
-    dim: int = 64
-    recurrent_dim: int = 80
+    dim: int = setting(64, tiny=32)
+    recurrent_dim: int = setting(80, tiny=40)
     """of the LSTM: as many weights as the attention model, or a few more"""
     recurrent_rate: float = 1e-2
     """learning rate of the LSTM: of 0.003, 0.01 and 0.02 the one at which it remembered furthest"""
-    steps: int = 400
+    steps: int = setting(400, tiny=40)
     batch: int = 32
-    questions: int = 1000
+    questions: int = setting(1000, tiny=300)
 
     def observe(self, seed: int) -> Observation:
-        """Train both at every distance; count both at every length."""
         values: dict[str, float] = {}
         memory: dict[str, Curve] = {}
         for name in ("attention", "lstm"):
@@ -113,9 +85,7 @@ class AttentionAgainstRecurrence(Claim):
         if name == "lstm":
             model: nn.Module = language_model("lstm", vocab_size=size, dim=self.recurrent_dim, layers=1, seed=seed)
         else:
-            model = LanguageModel(
-                ModelConfig(vocab_size=size, dim=self.dim, layers=1, heads=4, attention=(self.attention,), seed=seed)
-            )
+            model = decoder(self, size, seed, layers=1, heads=4, attention=self.attention)
         draw = generator(seed, "samples", distance)
 
         def asked(count: int, draw: torch.Generator) -> Tensor:
@@ -124,14 +94,12 @@ class AttentionAgainstRecurrence(Claim):
             tokens[:, -1] = size - 1
             return tokens
 
-        def loss(step: int) -> Tensor:
-            del step
+        def loss() -> Tensor:
             tokens = asked(self.batch, draw)
             return cross_entropy(model(tokens).logits[:, -1], tokens[:, 0])
 
         rate = self.recurrent_rate if name == "lstm" else 3e-3
-        train(model.train().parameters(), loss, steps=self.steps, learning_rate=rate)
-        model.eval()
+        trained(model, loss, steps=self.steps, learning_rate=rate)
         new = asked(self.questions, generator(seed, "new", distance))
         with torch.no_grad():
             return float((model(new).logits[:, -1].argmax(-1) == new[:, 0]).double().mean())

@@ -1,90 +1,74 @@
-"""Where the queries of a segment look: at the slots of the memory by their age, and at compressed ones."""
+"""Attention falls with the age of a slot, and rises again where compression begins.
+
+Claim: Older positions of the memory receive less attention. From the oldest that are kept as they are to the compressed
+ones it increases again, against that trend: the network has learned to keep what is salient.
+Source: Rae et al. 2020, section 5 (attention over six buckets), figure 2
+Control: Weights that are equal by definition come out flat: no slot is preferred by what counts them. One value among
+fillers, asked for when only a compressed slot can hold it: the head that answers puts most of its mass there, so that a
+rise is seen where there is one. The training on letters is over.
+Measured: The mean weight of a slot over queries, heads, layers and segments whose memory is full, of a decoder of two
+layers on held-out addresses. Fall: newest against oldest quarter of the memory. Rise: newest quarter of the compressed
+slots against the oldest quarter of the memory, slot by slot, in powers of two. A compressed slot stands for several
+positions, of which it would receive the sum if nothing were gained or lost: beside, the rise is measured for each
+position. Seen on a seed that does not count: fall 1.6, rise 0.01.
+"""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from evidence.claims._base import About, Claim, Control, Finding, Observation, Plot
+from evidence.claims._base import Claim, Control, Finding, Observation, Plot, setting
 from evidence.claims._letters import LETTERS
 from evidence.claims._plateau import FINISHED, change
 from evidence.claims._remembering import far, held_out, on_letters
 from evidence.claims._segments import learned
+from evidence.claims._training import decoder
 from regard.core.attention import Attention, generator
 from regard.functional import weights
-from regard.models import LanguageModel, ModelConfig
+from regard.models import LanguageModel
 from regard_lab.benchmark.fitting import averages
 
 SHORT = 3
 """width of the convolution over embeddings"""
 
 
-@dataclass(frozen=True)
 class AttentionBySlotAge(Claim):
-    """The mass of attention that each slot of a compressive memory receives, by its age."""
-
-    about = About(
-        title="Attention falls with the age of a slot, and rises again where compression begins",
-        says="Older positions of the memory receive less attention. From the oldest that are kept as they are to the "
-        "compressed ones it increases again, against that trend: the network has learned to keep what is salient.",
-        source="Rae et al. 2020, section 5 (attention over six buckets), figure 2",
-        control="Weights that are equal by definition come out flat: no slot is preferred by what counts them. One "
-        "value among fillers, asked for when only a compressed slot can hold it: the head that answers puts most "
-        "of its mass there, so that a rise is seen where there is one. The training on letters is over.",
-        measures="The mean weight of a slot over queries, heads, layers and segments whose memory is full, of a "
-        "decoder of two layers on held-out addresses. Fall: newest against oldest quarter of the memory. Rise: "
-        "newest quarter of the compressed slots against the oldest quarter of the memory, slot by slot, in powers of "
-        "two. A compressed slot stands for several positions, of which it would receive the sum if nothing were "
-        "gained or lost: beside, the rise is measured for each position. Seen on a seed that does not count: fall "
-        "1.6, rise 0.01.",
-    )
     controls = (
-        Control(value="flat", title="equal weights: largest |log2 (slot / mean)|", expected=0.0, tolerance=1e-4),
-        Control(
-            value="found",
-            title="far value: mass on compressed slots, best head",
-            expected=1.0,
-            tolerance=0.25,
-            small=False,
-        ),
+        Control("flat", "equal weights: largest |log2 (slot / mean)|", 0.0, tolerance=1e-4),
+        Control("found", "far value: mass on compressed slots, best head", 1.0, tolerance=0.25, small=False),
         FINISHED,
     )
     findings = (
-        Finding(value="fall", title="log2 mass, newest / oldest of the memory", at_least=0.0),
-        Finding(value="rise", title="log2 mass, compressed / oldest of the memory", at_least=0.0),
-        Finding(value="rise by position", title="the same for each position", at_least=0.0, states=False),
-        Finding(value="fall compressed", title="log2 mass, newest / oldest compressed", at_least=0.0, states=False),
+        Finding("fall", "log2 mass, newest / oldest of the memory", at_least=0.0),
+        Finding("rise", "log2 mass, compressed / oldest of the memory", at_least=0.0),
+        Finding("rise by position", "the same for each position", at_least=0.0, states=False),
+        Finding("fall compressed", "log2 mass, newest / oldest compressed", at_least=0.0, states=False),
     )
     least_seeds = 5
     plots = (
-        Plot(name="mass", title="Attention by age", x="slots back, from the segment", y="mean weight", log_y=True),
-        Plot(name="loss", title="Training", x="step", y="nats per letter"),
+        Plot("mass", "Attention by age", "slots back, from the segment", "mean weight", log_y=True),
+        Plot("loss", "Training", "step", "nats per letter"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {
-        "dim": 16, "segment": 8, "length": 8, "compressed": 4, "rate": 2, "steps": 20, "batch": 4, "samples": 40,
-        "far_steps": 2, "learning_rate": 2e-2,
-    }  # fmt: skip
 
     attention: str = "softmax"
     memory: str = "compressive(length={length}, compressed={compressed}, rate={rate})"
-    length: int = 16
-    compressed: int = 16
-    rate: int = 4
+    length: int = setting(16, tiny=8)
+    compressed: int = setting(16, tiny=4)
+    rate: int = setting(4, tiny=2)
     """positions in a compressed slot"""
-    segment: int = 16
-    dim: int = 32
+    segment: int = setting(16, tiny=8)
+    dim: int = setting(32, tiny=16)
     layers: int = 2
     heads: int = 4
-    steps: int = 300
-    batch: int = 16
-    learning_rate: float = 1e-2
-    samples: int = 128
+    steps: int = setting(300, tiny=20)
+    batch: int = setting(16, tiny=4)
+    learning_rate: float = setting(1e-2, tiny=2e-2)
+    samples: int = setting(128, tiny=40)
     """rows of held-out text, and of far values"""
-    far_steps: int = 300
+    far_steps: int = setting(300, tiny=2)
     values: int = 4
     fillers: int = 8
 
@@ -94,7 +78,6 @@ class AttentionBySlotAge(Claim):
         return -(-(self.length + self.rate * self.compressed) // self.segment) * self.segment
 
     def observe(self, seed: int) -> Observation:
-        """Train on letters, and look at new ones; the same for a far value."""
         text = held_out(seed, self.samples, self.filled + self.segment)[:, :-1]
         model = self.model(LETTERS, self.layers, seed)
         nats = on_letters(model, text.shape[1], steps=self.steps, batch=self.batch, learning_rate=self.learning_rate)
@@ -114,10 +97,7 @@ class AttentionBySlotAge(Claim):
         }
         back, ages = mass.flip(0), list(range(1, self.length + self.compressed + 1))
         kept, after = ages[: self.length], ages[self.length :]
-        curves = {
-            "memory": (kept, back[: self.length].tolist()),
-            "compressed": (after, back[self.length :].tolist()),
-        }
+        curves = {"memory": (kept, back[: self.length].tolist()), "compressed": (after, back[self.length :].tolist())}
         return Observation(values, {"mass": curves, "loss": {"training": averages(nats)}})
 
     def quarters(self, mass: Float[Tensor, " slots"]) -> tuple[float, float, float, float]:
@@ -131,19 +111,17 @@ class AttentionBySlotAge(Claim):
     def model(self, symbols: int, layers: int, seed: int, *, mean: bool = False, flat: bool = False) -> LanguageModel:
         """A decoder with the memory; mean: that compresses without weights; flat: whose weights are all equal."""
         memory = f"{self.memory[:-1]}, function=mean, loss=none)" if mean or flat else self.memory
-        shape = ModelConfig(
-            vocab_size=symbols,
-            dim=self.dim,
-            heads=self.heads,
+        return decoder(
+            self,
+            symbols,
+            seed,
             layers=layers,
-            attention=("uniform" if flat else self.attention,),
+            attention="uniform" if flat else self.attention,
             position="none" if flat else "transformer_xl",
             memory=memory.format(length=self.length, compressed=self.compressed, rate=self.rate),
             max_length=self.segment,
             short_convolution=SHORT,
-            seed=seed,
         )
-        return LanguageModel(shape)
 
     def mass(
         self, model: LanguageModel, tokens: Tensor, rows: slice = slice(None)

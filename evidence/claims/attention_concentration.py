@@ -1,15 +1,23 @@
-"""How sharp attention is, and whether that is what exact retrieval needs."""
+"""Linear attention is not sparse enough to retrieve.
+
+Claim: Softmax concentrates on few keys; linear attention spreads over all of them, and that is why it cannot retrieve:
+reason 3 of the exact-retrieval article.
+Source: The exact-retrieval article, reason 3; Velickovic et al. 2024, softmax is not enough (dispersion)
+Control: If no logit exceeds B in size, no softmax weight exceeds e^{2B} / (e^{2B} + n - 1), and logits B, -B, ..., -B
+reach that: the measured weight over the bound is 1. Equal weights spread over all n keys.
+Measured: Effective keys exp(entropy) of the rows on the same random unit keys; the largest weight that logits of size 5
+allow at 64 and 4,096 keys; and recall of softmax, softened until its rows are as flat as those of rectified linear
+attention, less the recall of the latter: what sharpness alone does not explain.
+"""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, setting
 from regard import attend
 from regard.core.attention import generator
 from regard.functional import weights
@@ -18,48 +26,32 @@ from regard_lab.benchmark.capacity import decoded, memory, recall
 HALVINGS = 20
 
 
-@dataclass(frozen=True)
 class AttentionConcentration(Claim):
-    """Entropy of rows, the bound on the largest softmax weight, and recall at equal entropy."""
-
-    about = About(
-        title="Linear attention is not sparse enough to retrieve",
-        says="Softmax concentrates on few keys; linear attention spreads over all of them, and that is why it cannot "
-        "retrieve: reason 3 of the exact-retrieval article.",
-        source="The exact-retrieval article, reason 3; Velickovic et al. 2024, softmax is not enough (dispersion)",
-        control="If no logit exceeds B in size, no softmax weight exceeds e^{2B} / (e^{2B} + n - 1), and logits B, -B, "
-        "..., -B reach that: the measured weight over the bound is 1. Equal weights spread over all n keys.",
-        measures="Effective keys exp(entropy) of the rows on the same random unit keys; the largest weight that logits "
-        "of size 5 allow at 64 and 4,096 keys; and recall of softmax, softened until its rows are as flat as those of "
-        "rectified linear attention, less the recall of the latter: what sharpness alone does not explain.",
-    )
     controls = (
-        Control(value="tight", title="largest softmax weight / bound", expected=1.0, tolerance=1e-5),
-        Control(value="equal", title="equal weights: effective keys / keys", expected=1.0, tolerance=1e-5),
-        Control(value="matched", title="softened softmax: effective keys / linear's", expected=1.0, tolerance=0.02),
+        Control("tight", "largest softmax weight / bound", 1.0, tolerance=1e-5),
+        Control("equal", "equal weights: effective keys / keys", 1.0, tolerance=1e-5),
+        Control("matched", "softened softmax: effective keys / linear's", 1.0, tolerance=0.02),
     )
     findings = (
-        Finding(value="spread", title="effective keys, linear / softmax", at_least=2.0),
-        Finding(value="kept", title="logits of size 5: largest weight at 4,096 / at 64 keys", at_least=0.95),
-        Finding(value="unexplained", title="recall at equal entropy, softmax - linear", at_most=0.05),
+        Finding("spread", "effective keys, linear / softmax", at_least=2.0),
+        Finding("kept", "logits of size 5: largest weight at 4,096 / at 64 keys", at_least=0.95),
+        Finding("unexplained", "recall at equal entropy, softmax - linear", at_most=0.05),
     )
     plots = (
-        Plot(name="bound", title="The largest weight that softmax can give", x="keys", y="weight", log_x=True),
-        Plot(name="keys", title="Effective keys", x="", y="effective keys"),
-        Plot(name="recall", title="Recall", x="", y="share found"),
+        Plot("bound", "The largest weight that softmax can give", "keys", "weight", log_x=True),
+        Plot("keys", "Effective keys", "", "effective keys"),
+        Plot("recall", "Recall", "", "share found"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"pairs": 16, "trials": 2, "lengths": (16, 64, 256)}
 
     linear: str = "linear(feature_map=relu)"
     softmax: str = "softmax"
-    pairs: int = 32
-    trials: int = 8
+    pairs: int = setting(32, tiny=16)
+    trials: int = setting(8, tiny=2)
     sharpness: float = 8.0
-    lengths: tuple[int, ...] = (64, 256, 1024, 4096)
+    lengths: tuple[int, ...] = setting((64, 256, 1024, 4096), tiny=(16, 64, 256))
     bound: float = 5.0
 
     def observe(self, seed: int) -> Observation:
-        """Entropies, bounds, and recall of a softmax as flat as linear attention."""
         linear_keys = self.effective(self.linear, self.sharpness, seed)
         sharp = self.effective(self.softmax, self.sharpness, seed)
         low, high = 1e-6, self.sharpness
@@ -91,7 +83,6 @@ class AttentionConcentration(Claim):
         return Observation(values, curves)
 
     def share(self, spec: str, sharpness: float, seed: int) -> float:
-        """Recall."""
         return recall(decoded(spec, self.pairs, sharpness=sharpness, trials=self.trials, seed=seed))[0]
 
     def effective(self, spec: str, sharpness: float, seed: int) -> float:

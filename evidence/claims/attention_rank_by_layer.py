@@ -1,15 +1,27 @@
-"""Singular values of a published network's attention, layer by layer."""
+"""Attention is low rank, more so in higher layers.
+
+Claim: Of the singular values of a trained network's attention matrices of 512 tokens, nearly all of the sum is in the
+128 largest, and more of it in higher layers than in lower ones: few mixtures of keys are enough.
+Source: Wang et al. 2020 (Linformer), section 3 and figure 1
+Control: The measure reaches both ends. Attention over tokens that come four times each has no more singular values than
+a quarter of the length, and flat attention over random vectors hardly more than one: a share of 1. Copying, softmax of
+10 times the identity, has equal ones: a share of 1/4. Linformer with as many mixtures as keys copies, with E = F = I by
+hand.
+Measured: MiniLM (six layers, twelve heads, distilled to the last layer's attention of a larger network) reading the
+bundled addresses, 512 tokens: sum of the 128 largest singular values of softmax over the sum of all, mean over heads
+and texts, and the mean of its upper three layers less that of its lower three. Beside it the squares. And the error of
+Linformer, fitted to copy random values with a quarter as many mixtures as keys, which for any linear map is 3/4 of
+their variance.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from statistics import fmean
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, setting
 from evidence.claims._network import MINILM, UNTRAINED, read_vectors
 from regard import Heads, attend, build
 from regard.attention.lowrank.linformer import Linformer
@@ -20,63 +32,37 @@ QUARTER = 4
 """the paper keeps 128 of 512"""
 
 
-@dataclass(frozen=True)
 class AttentionRankByLayer(Claim):
-    """How much of attention's singular values is in the largest quarter, and a task on which that is not enough."""
-
-    about = About(
-        title="Attention is low rank, more so in higher layers",
-        says="Of the singular values of a trained network's attention matrices of 512 tokens, nearly all of the sum is "
-        "in the 128 largest, and more of it in higher layers than in lower ones: few mixtures of keys are enough.",
-        source="Wang et al. 2020 (Linformer), section 3 and figure 1",
-        control="The measure reaches both ends. Attention over tokens that come four times each has no more singular "
-        "values than a quarter of the length, and flat attention over random vectors hardly more than one: a share of "
-        "1. Copying, softmax of 10 times the identity, has equal ones: a share of 1/4. Linformer with as many mixtures "
-        "as keys copies, with E = F = I by hand.",
-        measures="MiniLM (six layers, twelve heads, distilled to the last layer's attention of a larger network) "
-        "reading the bundled addresses, 512 tokens: sum of the 128 largest singular values of softmax over the sum of "
-        "all, mean over heads and texts, and the mean of its upper three layers less that of its lower three. Beside "
-        "it the squares. And the error of Linformer, fitted to copy random values with a quarter as many mixtures as "
-        "keys, which for any linear map is 3/4 of their variance.",
-    )
     controls = (
-        Control(value="constructed", title="tokens four times each: share", expected=1.0, tolerance=1e-3),
-        Control(value="flat", title="flat attention: share", expected=1.0, tolerance=0.02),
-        Control(value="identity", title="copying: share", expected=1 / QUARTER, tolerance=0.01),
-        Control(value="copy whole", title="copying, as many mixtures as keys: error", expected=0.0, tolerance=1e-6),
+        Control("constructed", "tokens four times each: share", 1.0, tolerance=1e-3),
+        Control("flat", "flat attention: share", 1.0, tolerance=0.02),
+        Control("identity", "copying: share", 1 / QUARTER, tolerance=0.01),
+        Control("copy whole", "copying, as many mixtures as keys: error", 0.0, tolerance=1e-6),
     )
     findings = (
-        Finding(value="share", title="share of the sum in the largest quarter, mean of layers", at_least=0.85),
-        Finding(value="rise", title="that share, upper half of the layers - lower half", at_least=0.0),
-        Finding(value="energy", title="share of the squares, mean of layers", at_least=0.99, states=False),
-        Finding(value="least", title="share of the sum, the head with the least", at_least=0.85, states=False),
-        Finding(value="copy", title="copying, a quarter of the mixtures: error", at_least=0.7, states=False),
+        Finding("share", "share of the sum in the largest quarter, mean of layers", at_least=0.85),
+        Finding("rise", "that share, upper half of the layers - lower half", at_least=0.0),
+        Finding("energy", "share of the squares, mean of layers", at_least=0.99, states=False),
+        Finding("least", "share of the sum, the head with the least", at_least=0.85, states=False),
+        Finding("copy", "copying, a quarter of the mixtures: error", at_least=0.7, states=False),
     )
     least_seeds = 5
     plots = (
-        Plot(name="layers", title="Share in the largest quarter", x="layer", y="share"),
-        Plot(name="spectra", title="Cumulative singular values", x="number / length", y="share of the sum"),
+        Plot("layers", "Share in the largest quarter", "layer", "share"),
+        Plot("spectra", "Cumulative singular values", "number / length", "share of the sum"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {
-        "network": UNTRAINED,
-        "length": 32,
-        "texts": 1,
-        "copied": 16,
-        "fit_steps": 30,
-    }
 
-    network: str = MINILM
+    network: str = setting(MINILM, tiny=UNTRAINED)
     linformer: str = "linformer(rank={rank})"
-    length: int = 512
-    texts: int = 2
-    copied: int = 64
+    length: int = setting(512, tiny=32)
+    texts: int = setting(2, tiny=1)
+    copied: int = setting(64, tiny=16)
     """keys of the copy"""
     sharpness: float = 10.0
     """logits of the copy: so many times the identity"""
-    fit_steps: int = 300
+    fit_steps: int = setting(300, tiny=30)
 
     def observe(self, seed: int) -> Observation:
-        """Spectra of every layer, of the matrices with known ones, and the copy."""
         layers = self.spectra(seed)
         sums = [top(singular) for singular in layers]
         energies = [top(singular.square()) for singular in layers]
@@ -105,7 +91,6 @@ class AttentionRankByLayer(Claim):
 
     @property
     def ranks(self) -> Mapping[str, int]:
-        """Mixtures of the copies."""
         return {"copy whole": self.copied, "copy": self.copied // QUARTER}
 
     def spectra(self, seed: int) -> list[Float[Tensor, "matrices values"]]:

@@ -1,67 +1,56 @@
-"""Memory of blockwise attention over the number of blocks."""
+"""Blockwise attention divides memory by the blocks.
+
+Claim: A head of n blocks keeps n products of (length / n) x (length / n) in the place of one length x length: its
+memory and its operations fall as 1 / n.
+Source: Qiu et al. 2020 (BlockBERT), sections 3.1 and 3.2
+Control: The weights of plain softmax attention: length^2 numbers per head for the logits and as many for their softmax
+are alive at one time, and nothing else is that large.
+Measured: The most numbers alive at one time in one forward pass, counted at every allocation, without a clock and
+without what the inputs hold. The published form multiplies the blocks and keeps their weights. Ours walks over tiles
+and never holds the weights, so that its peak is linear in the length and does not depend on the blocks: there is
+nothing left to divide. Exponents by least squares over the number of blocks.
+"""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from evidence.claims._growth import exponent
 from regard import Attention, Heads, build
 from regard.core.attention import generator
 from regard_lab.benchmark.cost import counted
 
 
-@dataclass(frozen=True)
 class BlockwiseMemory(Claim):
-    """Numbers alive at one time, counted, in the published form and in ours."""
-
-    about = About(
-        title="Blockwise attention divides memory by the blocks",
-        says="A head of n blocks keeps n products of (length / n) x (length / n) in the place of one length x length: "
-        "its memory and its operations fall as 1 / n.",
-        source="Qiu et al. 2020 (BlockBERT), sections 3.1 and 3.2",
-        control="The weights of plain softmax attention: length^2 numbers per head for the logits and as many for "
-        "their softmax are alive at one time, and nothing else is that large.",
-        measures="The most numbers alive at one time in one forward pass, counted at every allocation, without a "
-        "clock and without what the inputs hold. The published form multiplies the blocks and keeps their weights. "
-        "Ours walks over tiles and never holds the weights, so that its peak is linear in the length and does not "
-        "depend on the blocks: there is nothing left to divide. Exponents by least squares over the number of blocks.",
-    )
     controls = (
-        Control(
-            value="dense peak", title="softmax written out: peak / (2 heads length^2)", expected=1.0, tolerance=0.05
-        ),
-        Control(value="difference", title="ours - published form, largest difference", expected=0.0, tolerance=1e-5),
+        Control("dense peak", "softmax written out: peak / (2 heads length^2)", 1.0, tolerance=0.05),
+        Control("difference", "ours - published form, largest difference", 0.0, tolerance=1e-5),
     )
     findings = (
-        Finding(value="weights slope", title="published form: peak ~ blocks to the power of", at_most=-0.9),
-        Finding(value="operations slope", title="ours: operations ~ blocks to the power of", at_most=-0.9),
-        Finding(value="published growth", title="published form: peak at twice the length / once", at_least=3.5),
-        Finding(value="ours growth", title="ours: peak at twice the length / once", at_most=2.2, states=False),
-        Finding(value="ours share", title="ours / published form: largest peak over blocks", at_most=0.5, states=False),
+        Finding("weights slope", "published form: peak ~ blocks to the power of", at_most=-0.9),
+        Finding("operations slope", "ours: operations ~ blocks to the power of", at_most=-0.9),
+        Finding("published growth", "published form: peak at twice the length / once", at_least=3.5),
+        Finding("ours growth", "ours: peak at twice the length / once", at_most=2.2, states=False),
+        Finding("ours share", "ours / published form: largest peak over blocks", at_most=0.5, states=False),
     )
     revised = Revision(
-        what="Findings beside the claim decided about it too; without them the verdict is the same.",
-        seen=(0, 1, 2),
+        "Findings beside the claim decided about it too; without them the verdict is the same.", (0, 1, 2)
     )
     plots = (
-        Plot(name="peak", title="Peak", x="blocks", y="numbers", log_x=True, log_y=True),
-        Plot(name="operations", title="Operations", x="blocks", y="operations", log_x=True, log_y=True),
+        Plot("peak", "Peak", "blocks", "numbers", log_x=True, log_y=True),
+        Plot("operations", "Operations", "blocks", "operations", log_x=True, log_y=True),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"length": 1024, "blocks": (2, 4, 8)}
 
     spec: str = "blockwise(blocks={blocks}, impl=torch)"
-    length: int = 2048
-    blocks: tuple[int, ...] = (2, 4, 8, 16)
+    length: int = setting(2048, tiny=1024)
+    blocks: tuple[int, ...] = setting((2, 4, 8, 16), tiny=(2, 4, 8))
     heads: int = 2
     dim: int = 8
 
     def observe(self, seed: int) -> Observation:
-        """Count every number of blocks."""
         q, k, v = torch.randn(3, 1, self.heads, self.length, self.dim, generator=generator(seed, "inputs"))
         whole, _ = peak(lambda: (q @ k.mT).softmax(-1) @ v)
         values = {"dense peak": whole / (2 * self.heads * self.length**2), "difference": 0.0}
@@ -97,7 +86,6 @@ class BlockwiseMemory(Claim):
         return Observation(values, curves)
 
     def built(self, blocks: int, length: int) -> Attention:
-        """The mechanism."""
         heads = Heads(count=self.heads, key_dim=self.dim, max_length=length)
         return build(self.spec.format(blocks=blocks), heads).eval()
 

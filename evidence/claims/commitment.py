@@ -1,91 +1,65 @@
-"""What the commitment loss does for keys that are rounded to codes."""
+"""The commitment loss keeps keys at their codes.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+Claim: A loss of weight 1e-4 that pulls keys to their codes keeps them from drifting away, and the model is better for
+it.
+Source: Lingle 2023, Transformer-VQ, section 3; van den Oord et al. 2017, section 3.2
+Control: Softmax answers all: the task can be learned, and what is missing is lost by rounding. A commitment loss of
+weight 1 halves the distance to codes at the least, whatever that does to the answers: the loss can win. Every training
+that is compared is over.
+Measured: One layer of attention, trained on fresh sequences for the same steps, at a rate that falls to 0, to say the
+values of keys that stood farther back than two blocks, so that only codes remember them: 8 codes in each of two heads
+for 8 keys and 8 fillers that carry 4 values, so that no model answers all. Distance: the unweighted commitment loss on
+new sequences, the mean square between a key and its code. Keys are normalised, so that their size cannot drift, only
+their direction. 1,600 answers of each seed.
+"""
 
-from evidence.claims._base import About, Control, Curve, Finding, Observation, Plot, Revision
+from evidence.claims._base import Control, Curve, Finding, Observation, Plot, Revision, setting
 from evidence.claims._needle import NeedleClaim
 from evidence.claims._plateau import FINISHED, change
 
 
-@dataclass(frozen=True)
 class Commitment(NeedleClaim):
-    """The same trainings with the commitment loss of the paper, with a strong one, and without."""
-
-    about = About(
-        title="The commitment loss keeps keys at their codes",
-        says="A loss of weight 1e-4 that pulls keys to their codes keeps them from drifting away, and the model is "
-        "better for it.",
-        source="Lingle 2023, Transformer-VQ, section 3; van den Oord et al. 2017, section 3.2",
-        control="Softmax answers all: the task can be learned, and what is missing is lost by rounding. A commitment "
-        "loss of weight 1 halves the distance to codes at the least, whatever that does to the answers: the loss can "
-        "win. Every training that is compared is over.",
-        measures="One layer of attention, trained on fresh sequences for the same steps, at a rate that falls to 0, to "
-        "say the values of keys that stood farther back than two blocks, so that only codes remember them: 8 codes in "
-        "each of two heads for 8 keys and 8 fillers that carry 4 values, so that no model answers all. Distance: the "
-        "unweighted commitment loss on new sequences, the mean square between a key and its code. Keys are normalised, "
-        "so that their size cannot drift, only their direction. 1,600 answers of each seed.",
-    )
     controls = (
-        Control(value="softmax", title="softmax: accuracy", expected=1.0, tolerance=0.05),
-        Control(
-            value="pulled",
-            title="codes: 1 if weight 1 halves the distance",
-            expected=1.0,
-            tolerance=0.0,
-            small=False,
-        ),
+        Control("softmax", "softmax: accuracy", 1.0, tolerance=0.05),
+        Control("pulled", "codes: 1 if weight 1 halves the distance", 1.0, tolerance=0.0, small=False),
         FINISHED,
     )
     findings = (
-        Finding(value="distance", title="codes: distance, with / without", at_most=0.95),
-        Finding(value="gain", title="codes: accuracy, with - without", at_least=0.02, resolution=1 / 1600),
-        Finding(
-            value="strong",
-            title="codes: accuracy, weight 1 - without",
-            at_least=0.02,
-            resolution=1 / 1600,
-            states=False,
-        ),
+        Finding("distance", "codes: distance, with / without", at_most=0.95),
+        Finding("gain", "codes: accuracy, with - without", at_least=0.02, resolution=1 / 1600),
+        Finding("strong", "codes: accuracy, weight 1 - without", at_least=0.02, resolution=1 / 1600, states=False),
     )
     least_seeds = 5
     revised = Revision(
-        what="Trainings of 200 steps were not over; they have 800 at a rate that falls to 0, on more keys, of which no "
+        "Trainings of 200 steps were not over; they have 800 at a rate that falls to 0, on more keys, of which no "
         "codes remember all. Clusters are left out: Routing stands at its ceiling where its trainings are over. The "
         "bounds are those of before.",
-        seen=(0, 1, 2, 3, 4),
+        (0, 1, 2, 3, 4),
     )
     plots = (
-        Plot(name="accuracy", title="Accuracy over the weight of the loss", x="", y="share that is right"),
-        Plot(name="distance", title="Distance over the weight of the loss", x="", y="mean square"),
-        Plot(name="loss", title="Training", x="step", y="nats"),
+        Plot("accuracy", "Accuracy over the weight of the loss", "", "share that is right"),
+        Plot("distance", "Distance over the weight of the loss", "", "mean square"),
+        Plot("loss", "Training", "step", "nats"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {
-        "keys": 2,
-        "values": 2,
-        "pairs": 1,
-        "front": 6,
-        "gap": 8,
-        "asked": 2,
-        "steps": 100,
-        "learning_rate": 1e-2,
-        "codes": "vector_quantized(num_codes=4, block_size=2)",
-    }
+    keys: int = setting(8, tiny=2)
+    values: int = setting(4, tiny=2)
+    pairs: int = setting(6, tiny=1)
+    asked: int = setting(4, tiny=2)
 
     softmax: str = "softmax"
-    codes: str = "vector_quantized(num_codes=8, block_size=4)"
-    steps: int = 800
+    codes: str = setting(
+        "vector_quantized(num_codes=8, block_size=4)", tiny="vector_quantized(num_codes=4, block_size=2)"
+    )
+    steps: int = setting(800, tiny=100)
     weight: float = 1e-4
     """of the paper"""
     strong: float = 1.0
-    front: int = 12
-    gap: int = 8
+    front: int = setting(12, tiny=6)
+    gap: int = setting(8, tiny=8)
     dim: int = 16
     batch: int = 24
 
     def observe(self, seed: int) -> Observation:
-        """Three weights."""
         softmax = self.trained(self.softmax, seed)
         weights = {"without": 0.0, "with": self.weight, "weight 1": self.strong}
         found = {label: self.trained(self.codes, seed, weight=weight) for label, weight in weights.items()}

@@ -1,19 +1,32 @@
-"""The same number of slots, spent on the last letters alone or on those and on what was before, compressed."""
+"""A compressive memory beats a recent one of as many slots.
+
+Claim: Keeping what leaves the memory in a slot for every few positions, and not dropping it, makes a better language
+model than the memory of Transformer-XL of the same number of slots.
+Source: Rae et al. 2020, sections 4 and 5, tables 4 and 6
+Control: One value among fillers, asked for when it is further away than the recent memory reaches: that one can only
+guess, and a recent memory that reaches as far as the compressive one answers all. Random symbols that repeat themselves
+after a lag that the recent memory holds and the compressive one has to compress: the recent one saves every bit, so
+that its side can win. Every training on letters is over.
+Measured: Bits per letter on held-out addresses behind as many letters as the compressive memory reaches, of decoders of
+two layers that were trained on the others, on the same samples within a seed. The compression is the mean, which won
+over a convolution by 0.011 bits and over the recent memory by 0.007 on a seed that does not count. Beside: the
+convolution, trained by the reconstruction of attention, which was the best of the published; and what a recent memory
+of the same reach, which has more slots, would save.
+"""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, setting
 from evidence.claims._letters import LETTERS
 from evidence.claims._plateau import FINISHED, change
 from evidence.claims._remembering import bits, far, held_out, on_letters, share_right
 from evidence.claims._segments import lagged, learned, read
+from evidence.claims._training import decoder
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
+from regard.models import LanguageModel
 from regard_lab.benchmark.fitting import averages
 from regard_lab.tasks.base import IGNORE
 
@@ -23,85 +36,53 @@ CHANCE = 0.25
 """of the answers that one who sees no value gives, with four of them"""
 
 
-@dataclass(frozen=True)
 class CompressiveAgainstRecent(Claim):
-    """Decoders that differ in their memory alone, on letters and on two tasks of which each suits one side."""
-
-    about = About(
-        title="A compressive memory beats a recent one of as many slots",
-        says="Keeping what leaves the memory in a slot for every few positions, and not dropping it, makes a better "
-        "language model than the memory of Transformer-XL of the same number of slots.",
-        source="Rae et al. 2020, sections 4 and 5, tables 4 and 6",
-        control="One value among fillers, asked for when it is further away than the recent memory reaches: that one "
-        "can only guess, and a recent memory that reaches as far as the compressive one answers all. Random symbols "
-        "that repeat themselves after a lag that the recent memory holds and the compressive one has to compress: "
-        "the recent one saves every bit, so that its side can win. Every training on letters is over.",
-        measures="Bits per letter on held-out addresses behind as many letters as the compressive memory reaches, of "
-        "decoders of two layers that were trained on the others, on the same samples within a seed. The compression "
-        "is the mean, which won over a convolution by 0.011 bits and over the recent memory by 0.007 on a seed that "
-        "does not count. Beside: the convolution, trained by the reconstruction of attention, which was the best of "
-        "the published; and what a recent memory of the same reach, which has more slots, would save.",
-    )
     controls = (
-        Control(value="far recent", title="far value, recent: accuracy", expected=CHANCE, tolerance=0.1),
-        Control(value="far reach", title="far value, recent of that reach: accuracy", expected=1.0, tolerance=0.1),
-        Control(value="lag recent", title="near lag, recent: share of bits saved", expected=1.0, tolerance=0.1),
+        Control("far recent", "far value, recent: accuracy", CHANCE, tolerance=0.1),
+        Control("far reach", "far value, recent of that reach: accuracy", 1.0, tolerance=0.1),
+        Control("lag recent", "near lag, recent: share of bits saved", 1.0, tolerance=0.1),
         FINISHED,
     )
     findings = (
-        Finding(value="text", title="bits per letter, recent - compressive", at_least=0.0),
-        Finding(value="far", title="far value: accuracy, compressive - recent", at_least=0.2, resolution=1 / 512),
-        Finding(
-            value="convolution",
-            title="bits per letter, recent - compressive by convolution",
-            at_least=0.0,
-            states=False,
-        ),
-        Finding(
-            value="reach",
-            title="bits per letter, recent - recent of the compressive's reach",
-            at_least=0.0,
-            states=False,
-        ),
-        Finding(value="lag", title="near lag: share of bits saved, recent - compressive", at_least=0.0, states=False),
+        Finding("text", "bits per letter, recent - compressive", at_least=0.0),
+        Finding("far", "far value: accuracy, compressive - recent", at_least=0.2, resolution=1 / 512),
+        Finding("convolution", "bits per letter, recent - compressive by convolution", at_least=0.0, states=False),
+        Finding("reach", "bits per letter, recent - recent of the compressive's reach", at_least=0.0, states=False),
+        Finding("lag", "near lag: share of bits saved, recent - compressive", at_least=0.0, states=False),
     )
     least_seeds = 5
     plots = (
-        Plot(name="bits", title="Held-out text", x="memory", y="bits per letter"),
-        Plot(name="loss", title="Training", x="step", y="nats per letter"),
+        Plot("bits", "Held-out text", "memory", "bits per letter"),
+        Plot("loss", "Training", "step", "nats per letter"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {
-        "dim": 16, "segment": 4, "length": 2, "compressed": 2, "rate": 4, "steps": 20, "batch": 24, "samples": 200,
-        "far_steps": 90, "fillers": 4, "lag": 4, "lag_steps": 50, "symbols": 2, "learning_rate": 2e-2,
-    }  # fmt: skip
 
     recent: str = "recent(length={length})"
     compressive: str = "compressive(length={length}, compressed={compressed}, rate={rate}, function=mean)"
     convolution: str = "compressive(length={length}, compressed={compressed}, rate={rate})"
     """trained by the reconstruction of attention"""
-    length: int = 4
+    length: int = setting(4, tiny=2)
     """positions that the compressive memory keeps as they are; the recent one has `compressed` more"""
-    compressed: int = 8
+    compressed: int = setting(8, tiny=2)
     """slots for those before"""
-    rate: int = 4
+    rate: int = setting(4, tiny=4)
     """positions in a slot"""
-    segment: int = 8
-    dim: int = 32
+    segment: int = setting(8, tiny=4)
+    dim: int = setting(32, tiny=16)
     layers: int = 2
     heads: int = 4
-    steps: int = 300
-    batch: int = 32
-    learning_rate: float = 1e-2
-    samples: int = 512
+    steps: int = setting(300, tiny=20)
+    batch: int = setting(32, tiny=24)
+    learning_rate: float = setting(1e-2, tiny=2e-2)
+    samples: int = setting(512, tiny=200)
     """rows of held-out text, and of far values"""
-    far_steps: int = 150
-    lag: int = 10
-    lag_steps: int = 150
-    symbols: int = 4
+    far_steps: int = setting(150, tiny=90)
+    lag: int = setting(10, tiny=4)
+    lag_steps: int = setting(150, tiny=50)
+    symbols: int = setting(4, tiny=2)
     """kinds of what repeats itself"""
     values: int = 4
     """kinds of far values"""
-    fillers: int = 8
+    fillers: int = setting(8, tiny=4)
 
     @property
     def reach(self) -> int:
@@ -110,7 +91,6 @@ class CompressiveAgainstRecent(Claim):
 
     @property
     def memories(self) -> Mapping[str, str]:
-        """Their specifications."""
         sizes = {"compressed": self.compressed, "rate": self.rate}
         return {
             "recent": self.recent.format(length=self.length + self.compressed),
@@ -120,7 +100,6 @@ class CompressiveAgainstRecent(Claim):
         }
 
     def observe(self, seed: int) -> Observation:
-        """Train all on letters, three on a far value and two on a lag."""
         found: dict[str, float] = {}
         losses: dict[str, Curve] = {}
         unfinished: list[float] = []
@@ -144,19 +123,16 @@ class CompressiveAgainstRecent(Claim):
         return Observation(values, {"bits": {"held-out": (list(found), list(found.values()))}, "loss": losses})
 
     def model(self, memory: str, symbols: int, layers: int, seed: int) -> LanguageModel:
-        """A decoder with this memory."""
-        shape = ModelConfig(
-            vocab_size=symbols,
-            dim=self.dim,
-            heads=self.heads,
+        return decoder(
+            self,
+            symbols,
+            seed,
             layers=layers,
             position="transformer_xl",
             memory=memory,
             max_length=self.segment,
             short_convolution=SHORT,
-            seed=seed,
         )
-        return LanguageModel(shape)
 
     def letters(self, memory: str, seed: int) -> tuple[float, list[float]]:
         """Bits per letter on new text, and the nats of the training."""

@@ -1,54 +1,43 @@
-"""Attention with quadratic positions computes any convolution."""
+"""A convolution is a special case of self-attention.
+
+Claim: A layer of self-attention with a relative quadratic encoding of positions and one head per tap of the kernel, K^2
+of them, can express any convolution with a kernel of K x K.
+Source: Cordonnier, Loukas, Jaggi 2020, theorem 1 and lemma 2
+Control: The same layer against another random convolution of the same shape: the root mean square of the difference of
+two independent outputs is sqrt(2) times that of one.
+Measured: Random convolutions of kernels 1 x 1 to 5 x 5 with bias on random images in float64: the largest difference
+over the largest output, all pixels, and those whose neighbours lie outside the image (which need keys of zeros around
+it). And how the difference falls with the sharpness alpha: theory says exp(-alpha).
+"""
 
 import pkgutil
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import nn
 
-from evidence.claims._base import About, Claim, Control, Finding, Observation, Plot
+from evidence.claims._base import Claim, Control, Finding, Observation, Plot, setting
 from regard.core.attention import generator
 
 
-@dataclass(frozen=True)
 class ConvolutionEquality(Claim):
-    """The difference between a convolution and the attention layer made from it, inside and at the border."""
-
-    about = About(
-        title="A convolution is a special case of self-attention",
-        says="A layer of self-attention with a relative quadratic encoding of positions and one head per tap of the "
-        "kernel, K^2 of them, can express any convolution with a kernel of K x K.",
-        source="Cordonnier, Loukas, Jaggi 2020, theorem 1 and lemma 2",
-        control="The same layer against another random convolution of the same shape: the root mean square of the "
-        "difference of two independent outputs is sqrt(2) times that of one.",
-        measures="Random convolutions of kernels 1 x 1 to 5 x 5 with bias on random images in float64: the largest "
-        "difference over the largest output, all pixels, and those whose neighbours lie outside the image (which need "
-        "keys of zeros around it). And how the difference falls with the sharpness alpha: theory says exp(-alpha).",
-    )
-    controls = (
-        Control(value="other", title="difference from another convolution / sqrt(2)", expected=1.0, tolerance=0.25),
-    )
+    controls = (Control("other", "difference from another convolution / sqrt(2)", 1.0, tolerance=0.25),)
     findings = (
-        Finding(value="error", title="largest difference, of the largest output", at_most=1e-9),
-        Finding(value="border", title="the same, pixels at the border", at_most=1e-9),
-        Finding(value="slope", title="log difference over alpha", at_least=-1.1, at_most=-0.9),
+        Finding("error", "largest difference, of the largest output", at_most=1e-9),
+        Finding("border", "the same, pixels at the border", at_most=1e-9),
+        Finding("slope", "log difference over alpha", at_least=-1.1, at_most=-0.9),
     )
-    plots = (Plot(name="sharpness", title="Difference over sharpness", x="alpha", y="difference", log_y=True),)
-    tiny: ClassVar[Mapping[str, object]] = {"kernels": (1, 3), "side": 7}
+    plots = (Plot("sharpness", "Difference over sharpness", "alpha", "difference", log_y=True),)
 
     attention: str = "regard.integrations.convolution:ConvolutionAttention"
     """the class whose `from_conv2d` is tried, as module:Class"""
-    kernels: tuple[int, ...] = (1, 3, 5)
-    side: int = 12
+    kernels: tuple[int, ...] = setting((1, 3, 5), tiny=(1, 3))
+    side: int = setting(12, tiny=7)
     channels: tuple[int, int] = (3, 16)
     alpha: float = 50.0
     alphas: tuple[float, ...] = (5.0, 10.0, 15.0, 20.0, 25.0)
 
     @torch.no_grad()
     def observe(self, seed: int) -> Observation:
-        """Convolve, attend, compare."""
         draw = generator(seed, "convolution_equality")
         made = pkgutil.resolve_name(self.attention).from_conv2d
         image = torch.randn(2, self.channels[0], self.side, self.side, generator=draw, dtype=torch.float64)

@@ -1,17 +1,25 @@
-"""Rescaling logits by distance against embeddings of positions."""
+"""Distance-aware attention exploits distances.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+Claim: Logits rescaled by a learned function of the real distance let attention use distances better than absolute or
+relative embeddings of positions do.
+Source: Wu, Wu, Huang 2021 (DA-Transformer), sections 3 and 4.2
+Control: A single marked value: no distance is needed, and attention by content without positions answers every
+question. For the exact distance: relative keys and values, which have a label for it, answer too.
+Measured: Accuracy of one causal layer after the same training: the value of the nearest of several marked tokens before
+the question, and the value exactly so many tokens before it. Distance-aware against the better one of sinusoidal
+positions and Shaw's relative keys and values. Its function of the distance rises or falls, so that it can prefer near
+or far, and no distance in between.
+"""
+
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
+from evidence.claims._training import decoder, trained
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
-from regard_lab.benchmark.fitting import train
 
 Task = Literal["single", "nearest", "exact"]
 
@@ -24,64 +32,29 @@ class Questions(NamedTuple):
     answer: Tensor
 
 
-@dataclass(frozen=True)
 class DistanceAware(Claim):
-    """Two questions about distance, to one layer of attention: the nearest of several, and the one exactly so far."""
-
-    about = About(
-        title="Distance-aware attention exploits distances",
-        says="Logits rescaled by a learned function of the real distance let attention use distances better than "
-        "absolute or relative embeddings of positions do.",
-        source="Wu, Wu, Huang 2021 (DA-Transformer), sections 3 and 4.2",
-        control="A single marked value: no distance is needed, and attention by content without positions answers "
-        "every question. For the exact distance: relative keys and values, which have a label for it, answer too.",
-        measures="Accuracy of one causal layer after the same training: the value of the nearest of several marked "
-        "tokens before the question, and the value exactly so many tokens before it. Distance-aware against the better "
-        "one of sinusoidal positions and Shaw's relative keys and values. Its function of the distance rises or falls, "
-        "so that it can prefer near or far, and no distance in between.",
-    )
     controls = (
-        Control(value="single", title="one marked value, no positions: accuracy", expected=1.0, tolerance=0.02),
-        Control(value="exact shaw", title="exact distance, relative labels: accuracy", expected=1.0, tolerance=0.05),
+        Control("single", "one marked value, no positions: accuracy", 1.0, tolerance=0.02),
+        Control("exact shaw", "exact distance, relative labels: accuracy", 1.0, tolerance=0.05),
     )
     findings = (
-        Finding(
-            value="nearest gain",
-            title="nearest: distance-aware - the better other",
-            at_least=0.0,
-            resolution=1 / 2000,
-        ),
-        Finding(
-            value="exact gain", title="exact: distance-aware - the better other", at_least=0.0, resolution=1 / 2000
-        ),
+        Finding("nearest gain", "nearest: distance-aware - the better other", at_least=0.0, resolution=1 / 2000),
+        Finding("exact gain", "exact: distance-aware - the better other", at_least=0.0, resolution=1 / 2000),
     )
-    revised = Revision(
-        what="The steps were 800, and are 400. Whether numbers had been seen is not recorded.",
-        seen=(0, 1, 2),
-    )
-    plots = (Plot(name="accuracy", title="Accuracy", x="question", y="accuracy"),)
-    tiny: ClassVar[Mapping[str, object]] = {
-        "steps": 40,
-        "batch": 16,
-        "questions": 500,
-        "length": 8,
-        "marked": 2,
-        "distance": 2,
-        "values": 2,
-    }
+    revised = Revision("The steps were 800, and are 400. Whether numbers had been seen is not recorded.", (0, 1, 2))
+    plots = (Plot("accuracy", "Accuracy", "question", "accuracy"),)
 
     aware: str = "distance_aware"
-    length: int = 32
-    marked: int = 4
-    distance: int = 5
-    values: int = 8
+    length: int = setting(32, tiny=8)
+    marked: int = setting(4, tiny=2)
+    distance: int = setting(5, tiny=2)
+    values: int = setting(8, tiny=2)
     dim: int = 32
-    steps: int = 400
-    batch: int = 64
-    questions: int = 2000
+    steps: int = setting(400, tiny=40)
+    batch: int = setting(64, tiny=16)
+    questions: int = setting(2000, tiny=500)
 
     def observe(self, seed: int) -> Observation:
-        """Train every scheme on every question."""
         schemes = {
             "distance_aware": (self.aware, "none"),
             "sinusoidal": ("softmax", "sinusoidal"),
@@ -101,27 +74,17 @@ class DistanceAware(Claim):
 
     def accuracy(self, task: Task, mechanism: str, position: str, seed: int) -> float:
         """Of a model trained on a question, on new ones."""
-        config = ModelConfig(
-            vocab_size=2 * self.values + 1,
-            dim=self.dim,
-            layers=1,
-            heads=4,
-            attention=(mechanism,),
-            position=position,
-            seed=seed,
-        )
-        model, draw = LanguageModel(config).train(), generator(seed, "samples", task)
+        model = decoder(self, 2 * self.values + 1, seed, layers=1, heads=4, attention=mechanism, position=position)
+        draw = generator(seed, "samples", task)
 
         def logits(asked: Questions) -> Tensor:
             return model(asked.tokens).logits[torch.arange(len(asked.tokens)), asked.place]
 
-        def loss(step: int) -> Tensor:
-            del step
+        def loss() -> Tensor:
             asked = self.asked(task, self.batch, draw)
             return cross_entropy(logits(asked), asked.answer)
 
-        train(model.parameters(), loss, steps=self.steps)
-        model.eval()
+        trained(model, loss, steps=self.steps)
         new = self.asked(task, self.questions, generator(seed, "new", task))
         with torch.no_grad():
             return float((logits(new).argmax(-1) == new.answer).double().mean())

@@ -1,24 +1,39 @@
-"""SPALM with and without the distances of its neighbours, beside the decoder alone and kNN-LM on the same datastore."""
+"""Distances of neighbours do not help SPALM.
+
+Claim: A decoder that learns to mix in the tokens of neighbours weighs them by its hidden state alone; to weigh them by
+their distance too makes it no better. It predicts better than the decoder without a datastore, and than kNN-LM, which
+mixes by distances, on the same datastore.
+Source: Yogatama et al. 2021, sections 2.3 and 4, tables 2 to 4
+Control: Random symbols of whose neighbours one is the symbol that comes, at a distance of 0, and the others are any,
+far away: by its distances SPALM knows all, so that distances can help. With the neighbours of other letters the SPALM
+of the claim loses, so that it reads them. A letter of the training text never finds its own entry. Twice the steps
+change the difference by less than what is to be seen.
+Measured: Bits per letter on held-out addresses of decoders of two layers trained on the same windows of the others,
+which are the datastore too, by keys of the one without neighbours. Distances are divided by the temperature that kNN-LM
+with as many neighbours chooses on other held-out text. Beside: SPALM against that decoder alone, and against kNN-LM
+around it, whose weight, neighbours and temperature are chosen on that text. There is no Transformer-XL memory here,
+which the paper's models have beside the datastore.
+"""
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from evidence.claims._base import About, Claim, Control, Finding, Observation, Plot, Revision
+from evidence.claims._base import Claim, Control, Finding, Observation, Plot, Revision, setting
 from evidence.claims._letters import LETTERS, text
 from evidence.claims._plateau import change_with_steps, lasting
+from evidence.claims._training import decoder, trained
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
+from regard.models import LanguageModel
 from regard.models.neighbours import NeighbourTokens
-from regard_lab.benchmark.fitting import averages, train
+from regard_lab.benchmark.fitting import averages
 from regard_lab.retrieval.build import build
 from regard_lab.retrieval.datastore import Datastore
 from regard_lab.retrieval.documents import Text, origin
@@ -37,98 +52,61 @@ class Rows(NamedTuple):
     near: NeighbourTokens | None
 
     def picked(self, rows: Int[Tensor, " picked"] | slice) -> "Rows":
-        """Some of the rows."""
         return Rows(self.windows[rows], None if self.near is None else NeighbourTokens(*(x[rows] for x in self.near)))
 
 
-@dataclass(frozen=True)
 class DistancesDoNotHelp(Claim):
-    """Decoders that learn to read the neighbours' tokens, by the hidden state alone or by distance too."""
-
-    about = About(
-        title="Distances of neighbours do not help SPALM",
-        says="A decoder that learns to mix in the tokens of neighbours weighs them by its hidden state alone; to weigh "
-        "them by their distance too makes it no better. It predicts better than the decoder without a datastore, and "
-        "than kNN-LM, which mixes by distances, on the same datastore.",
-        source="Yogatama et al. 2021, sections 2.3 and 4, tables 2 to 4",
-        control="Random symbols of whose neighbours one is the symbol that comes, at a distance of 0, and the others "
-        "are any, far away: by its distances SPALM knows all, so that distances can help. With the neighbours of other "
-        "letters the SPALM of the claim loses, so that it reads them. A letter of the training text never finds "
-        "its own entry. Twice the steps change the difference by less than what is to be seen.",
-        measures="Bits per letter on held-out addresses of decoders of two layers trained on the same windows of the "
-        "others, which are the datastore too, by keys of the one without neighbours. Distances are divided by the "
-        "temperature that kNN-LM with as many neighbours chooses on other held-out text. Beside: SPALM against "
-        "that decoder alone, and against kNN-LM around it, whose weight, neighbours and temperature are chosen on that "
-        "text. There is no Transformer-XL memory here, which the paper's models have beside the datastore.",
-    )
     controls = (
-        Control(
-            value="told",
-            title="symbols told by distance alone: share of bits saved",
-            expected=1.0,
-            tolerance=0.1,
-            small=False,
-        ),
-        Control(
-            value="reads",
-            title="1 if neighbours of other letters lose 0.02 bits",
-            expected=1.0,
-            tolerance=0.0,
-            small=False,
-        ),
-        Control(value="own found", title="share of letters that find their own entry", expected=0.0, tolerance=0.0),
+        Control("told", "symbols told by distance alone: share of bits saved", 1.0, tolerance=0.1, small=False),
+        Control("reads", "1 if neighbours of other letters lose 0.02 bits", 1.0, tolerance=0.0, small=False),
+        Control("own found", "share of letters that find their own entry", 0.0, tolerance=0.0),
         lasting(EFFECT),
     )
     findings = (
-        Finding(value="distances", title="bits per letter gained by distances", at_most=EFFECT),
-        Finding(value="spalm", title="bits per letter, no datastore - SPALM", at_least=0.0, states=False),
-        Finding(value="against knn", title="bits per letter, kNN-LM - SPALM", at_least=0.0, states=False),
-        Finding(value="knn", title="bits per letter, no datastore - kNN-LM", at_least=0.0, states=False),
+        Finding("distances", "bits per letter gained by distances", at_most=EFFECT),
+        Finding("spalm", "bits per letter, no datastore - SPALM", at_least=0.0, states=False),
+        Finding("against knn", "bits per letter, kNN-LM - SPALM", at_least=0.0, states=False),
+        Finding("knn", "bits per letter, no datastore - kNN-LM", at_least=0.0, states=False),
     )
     least_seeds = 6
     revised = Revision(
-        what="On a seed that does not count distances gained 0.026 bits at the least of five temperatures, to which a "
+        "On a seed that does not count distances gained 0.026 bits at the least of five temperatures, to which a "
         "smaller one was added. After 250 steps they gained 0.037 bits (0.021 to 0.053), but twice the steps changed "
         "that by more than 0.02 in two seeds of five. There are 500 steps and 6 seeds now, whose mean the control "
         "asks. Bounds and the other controls are as they were.",
-        seen=(0, 1, 2, 3, 4, 900),
+        (0, 1, 2, 3, 4, 900),
     )
     plots = (
-        Plot(name="bits", title="Held-out text", x="decoder", y="bits per letter"),
-        Plot(name="loss", title="Training", x="step", y="nats per letter"),
+        Plot("bits", "Held-out text", "decoder", "bits per letter"),
+        Plot("loss", "Training", "step", "nats per letter"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {
-        "dim": 16, "heads": 2, "layers": 1, "length": 16, "windows": 24, "held": 8, "steps": 16, "batch": 4, "k": 4,
-        "ks": (4, 8), "told_steps": 10, "learning_rate": 2e-2,
-    }  # fmt: skip
 
-    dim: int = 32
-    heads: int = 4
-    layers: int = 2
-    length: int = 64
+    dim: int = setting(32, tiny=16)
+    heads: int = setting(4, tiny=2)
+    layers: int = setting(2, tiny=1)
+    length: int = setting(64, tiny=16)
     """letters of a window"""
     skipped: int = 8
     """first letters of a window that do not count in what is measured: contexts of one letter are equal"""
-    windows: int = 512
+    windows: int = setting(512, tiny=24)
     """of the training text, and of the datastore"""
-    held: int = 96
+    held: int = setting(96, tiny=8)
     """windows of held-out text to choose on, and as many to measure on"""
-    steps: int = 500
-    batch: int = 16
-    learning_rate: float = 1e-2
-    k: int = 8
+    steps: int = setting(500, tiny=16)
+    batch: int = setting(16, tiny=4)
+    learning_rate: float = setting(1e-2, tiny=2e-2)
+    k: int = setting(8, tiny=4)
     """neighbours of SPALM"""
-    ks: tuple[int, ...] = (8, 32, 128)
+    ks: tuple[int, ...] = setting((8, 32, 128), tiny=(4, 8))
     """of kNN-LM"""
     lams: tuple[float, ...] = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
     temperatures: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-    told_steps: int = 200
+    told_steps: int = setting(200, tiny=10)
     symbols: int = 16
     far: float = 100.0
     """distance of neighbours that say nothing"""
 
     def observe(self, seed: int) -> Observation:
-        """Train without neighbours, look everything up, and train with them, the pair twice as long too."""
         windows, held = self.drawn("train", self.windows, seed), self.drawn("valid", 2 * self.held, seed)
         base, losses = self.trained(Rows(windows, None), None, seed, self.steps)
         with tempfile.TemporaryDirectory() as folder:
@@ -182,18 +160,16 @@ class DistancesDoNotHelp(Claim):
 
     def model(self, symbols: int, seed: int, layers: int, neighbours: int, temperature: float | None) -> LanguageModel:
         """A decoder with so many neighbours; 0: without."""
-        shape = ModelConfig(
-            vocab_size=symbols,
-            dim=self.dim,
-            heads=self.heads,
+        return decoder(
+            self,
+            symbols,
+            seed,
             layers=layers,
             max_length=self.length,
             short_convolution=3,
             neighbours=neighbours,
             neighbour_temperature=temperature,
-            seed=seed,
         )
-        return LanguageModel(shape)
 
     def trained(
         self, rows: Rows, temperature: float | None, seed: int, steps: int
@@ -243,7 +219,6 @@ class DistancesDoNotHelp(Claim):
         return NeighbourTokens(tokens, distances.float())
 
     def best(self, looked: Looked, ks: tuple[int, ...]):
-        """The best setting of kNN-LM."""
         return sweep(looked, lams=self.lams, ks=ks, temperatures=self.temperatures)[0]
 
     @torch.no_grad()
@@ -275,14 +250,5 @@ def nats(model: LanguageModel, rows: Rows) -> Float[Tensor, "rows length"]:
 
 def fitted(model: LanguageModel, batch: Callable[[], Rows], steps: int, rate: float) -> list[float]:
     """Trains on fresh rows; the nats of every step."""
-    means: list[float] = []
 
-    def loss(step: int) -> Tensor:
-        del step
-        value = nats(model, batch()).mean()
-        means.append(float(value.detach()))
-        return value
-
-    train(model.train().parameters(), loss, steps=steps, learning_rate=rate)
-    model.eval()
-    return means
+    return trained(model, lambda: nats(model, batch()).mean(), steps=steps, learning_rate=rate)

@@ -1,62 +1,50 @@
-"""Several heads look at several places at once, where one head averages."""
+"""Heads capture different aspects.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+Claim: Several heads attend to different positions jointly; with a single head, averaging inhibits this.
+Source: Vaswani et al. 2017, section 3.2.2
+Control: One earlier token is a lookup by position, which one head can do without error. Two tokens in one average
+cannot be told apart by a linear output: where places alone decide who looks at what, half the variance of independent
+contents is lost; half of that is asked for, as queries may read contents too.
+Measured: Error (share of the variance) of one layer of equal width that has to give the contents one and two positions
+back, and the total variation between what the two heads look at.
+"""
 
 import torch
 from torch import Tensor, nn
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from regard import AttentionLayer, weights
 from regard.core.attention import generator
 from regard_lab.benchmark.fitting import fit
 
 
-@dataclass(frozen=True)
 class DiverseHeads(Claim):
-    """Two earlier tokens wanted at once, by one head and by two of half the width."""
-
-    about = About(
-        title="Heads capture different aspects",
-        says="Several heads attend to different positions jointly; with a single head, averaging inhibits this.",
-        source="Vaswani et al. 2017, section 3.2.2",
-        control="One earlier token is a lookup by position, which one head can do without error. Two tokens in one "
-        "average cannot be told apart by a linear output: where places alone decide who looks at what, half the "
-        "variance of independent contents is lost; half of that is asked for, as queries may read contents too.",
-        measures="Error (share of the variance) of one layer of equal width that has to give the contents one and two "
-        "positions back, and the total variation between what the two heads look at.",
-    )
-    controls = (
-        Control(value="one for one", title="error of one head, one token wanted", expected=0.0, tolerance=0.05),
-    )
+    controls = (Control("one for one", "error of one head, one token wanted", 0.0, tolerance=0.05),)
     findings = (
-        Finding(value="inhibited", title="error of one head - error of two, two tokens wanted", at_least=0.25),
-        Finding(value="two for two", title="error of two heads, two tokens wanted", at_most=0.1),
-        Finding(value="difference", title="total variation between the two heads", at_least=0.8, at_most=1.0 + 1e-6),
+        Finding("inhibited", "error of one head - error of two, two tokens wanted", at_least=0.25),
+        Finding("two for two", "error of two heads, two tokens wanted", at_most=0.1),
+        Finding("difference", "total variation between the two heads", at_least=0.8, at_most=1.0 + 1e-6),
     )
     least_seeds = 5
     revised = Revision(
-        what="It judged the error of one head, and judges what a second head gains, at least half of theory's 0.5.",
-        seen=(0, 1, 2),
+        "It judged the error of one head, and judges what a second head gains, at least half of theory's 0.5.",
+        (0, 1, 2),
     )
     plots = (
-        Plot(name="error", title="Error", x="", y="share of the variance"),
-        Plot(name="loss", title="Training", x="step", y="share of the variance"),
-        Plot(name="heads", title="What the heads of two look at, for the last query", x="position", y="weight"),
+        Plot("error", "Error", "", "share of the variance"),
+        Plot("loss", "Training", "step", "share of the variance"),
+        Plot("heads", "What the heads of two look at, for the last query", "position", "weight"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"length": 5, "content": 4, "steps": 160, "batch": 16, "rate": 0.05}
 
-    length: int = 12
-    content: int = 8
+    length: int = setting(12, tiny=5)
+    content: int = setting(8, tiny=4)
     """width of a token's content; a head of two has room for it"""
-    steps: int = 1000
-    batch: int = 64
-    rate: float = 0.02
+    steps: int = setting(1000, tiny=160)
+    batch: int = setting(64, tiny=16)
+    rate: float = setting(0.02, tiny=0.05)
     spec: str = "softmax"
 
     def observe(self, seed: int) -> Observation:
-        """Train the three, then measure on fresh tokens."""
         values: dict[str, float] = {}
         losses: dict[str, Curve] = {}
         looks: dict[str, Curve] = {}

@@ -1,58 +1,48 @@
-"""Why dot products are divided by the square root of the width."""
+"""Dot products are divided by sqrt(dim).
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+Claim: The dot product of two vectors of independent components of variance 1 has variance dim. Such logits push the
+softmax to where its gradient vanishes; divided by sqrt(dim) they have variance 1 at any width.
+Source: Vaswani et al. 2017, section 3.2.1 and its footnote 4
+Control: Queries along one axis: the unscaled logits are that component of the keys, whose variance is 1. Equal keys:
+the Jacobian of the softmax is known, its absolute entries sum to 2 (1 - 1/keys).
+Measured: Random normal queries and keys in float64; logits read back from the weights that the mechanism gives; their
+variance and the absolute Jacobian of the softmax, over dim.
+"""
 
 import torch
 from torch import Tensor
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, setting
 from evidence.claims._growth import exponent
 from regard import Heads, build, weights
 from regard.core.attention import generator
 
 
-@dataclass(frozen=True)
 class DotProductVariance(Claim):
-    """Variance of the logits and size of the softmax's gradient, over the width of a head."""
-
-    about = About(
-        title="Dot products are divided by sqrt(dim)",
-        says="The dot product of two vectors of independent components of variance 1 has variance dim. Such logits "
-        "push the softmax to where its gradient vanishes; divided by sqrt(dim) they have variance 1 at any width.",
-        source="Vaswani et al. 2017, section 3.2.1 and its footnote 4",
-        control="Queries along one axis: the unscaled logits are that component of the keys, whose variance is 1. "
-        "Equal keys: the Jacobian of the softmax is known, its absolute entries sum to 2 (1 - 1/keys).",
-        measures="Random normal queries and keys in float64; logits read back from the weights that the mechanism "
-        "gives; their variance and the absolute Jacobian of the softmax, over dim.",
-    )
     controls = (
-        Control(value="axis variance", title="variance of logits along one axis", expected=1.0, tolerance=0.1),
-        Control(value="flat gradient", title="gradient at equal keys / theory", expected=1.0, tolerance=1e-9),
+        Control("axis variance", "variance of logits along one axis", 1.0, tolerance=0.1),
+        Control("flat gradient", "gradient at equal keys / theory", 1.0, tolerance=1e-9),
     )
     findings = (
-        Finding(value="plain slope", title="unscaled: variance ~ dim to the power of", at_least=0.95, at_most=1.05),
-        Finding(value="scaled slope", title="scaled: variance ~ dim to the power of", at_least=-0.05, at_most=0.05),
-        Finding(value="scaled variance", title="scaled: variance at the largest dim", at_least=0.9, at_most=1.1),
-        Finding(value="plain gradient left", title="unscaled: gradient, largest dim / smallest", at_most=0.5),
-        Finding(value="scaled gradient left", title="scaled: gradient, largest dim / smallest", at_least=0.9),
+        Finding("plain slope", "unscaled: variance ~ dim to the power of", at_least=0.95, at_most=1.05),
+        Finding("scaled slope", "scaled: variance ~ dim to the power of", at_least=-0.05, at_most=0.05),
+        Finding("scaled variance", "scaled: variance at the largest dim", at_least=0.9, at_most=1.1),
+        Finding("plain gradient left", "unscaled: gradient, largest dim / smallest", at_most=0.5),
+        Finding("scaled gradient left", "scaled: gradient, largest dim / smallest", at_least=0.9),
     )
     plots = (
-        Plot(name="variance", title="Variance of the logits", x="dim", y="variance", log_x=True, log_y=True),
-        Plot(name="gradient", title="Gradient of the softmax", x="dim", y="sum of |dp/dz| of a row", log_x=True),
+        Plot("variance", "Variance of the logits", "dim", "variance", log_x=True, log_y=True),
+        Plot("gradient", "Gradient of the softmax", "dim", "sum of |dp/dz| of a row", log_x=True),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"dims": (4, 32, 256), "rows": 512}
 
-    dims: tuple[int, ...] = (4, 16, 64, 256, 1024)
-    rows: int = 1024
+    dims: tuple[int, ...] = setting((4, 16, 64, 256, 1024), tiny=(4, 32, 256))
+    rows: int = setting(1024, tiny=512)
     """queries, each with keys of its own"""
     keys: int = 16
     scaled: str = "softmax"
     plain: str = "softmax(scale=1.0)"
 
     def observe(self, seed: int) -> Observation:
-        """Draw, read the logits back, fit the exponents."""
         draw = generator(seed, "dot_product_variance")
         values: dict[str, float] = {}
         curves: dict[str, dict[str, Curve]] = {"variance": {}, "gradient": {}}

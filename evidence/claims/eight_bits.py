@@ -1,15 +1,25 @@
-"""How coarse attention weights may be."""
+"""8 bits are harmless, 3 are not.
+
+Claim: A Transformer computed in 8 bits, attention included, loses next to nothing; with 3 bits and fewer it loses
+accuracy unless it is trained for them.
+Source: Jacob et al. 2018 and Zafrir et al. 2019, Q8BERT (8 bits); Shen et al. 2020, Q-BERT, shows the loss of few bits
+on weights of layers, here it is tried on weights of attention
+Control: The step of a rounded weight is its row's largest / (2^bits - 1): 16 bits have 257 times less error than 8. The
+models have learned: recall is near 1 before anything is rounded, and a guess among the 4 pairs where all weights are
+equal. 16 bits change nothing.
+Measured: Error of the output on random input in float64; loss of bits per byte of a byte-level decoder on State of the
+Union addresses, and of accuracy on associative recall, by bits of the weights; with 8 bits keys and values are rounded
+too.
+"""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from regard import Heads, build
 from regard.core.attention import generator
 from regard.models import LanguageModel, ModelConfig
@@ -23,67 +33,42 @@ EQUAL_WEIGHTS = "softmax(scale=1e-9)"
 """equal weights: what attention itself is worth"""
 
 
-@dataclass(frozen=True)
 class EightBits(Claim):
-    """Models trained with exact attention, then evaluated with rounded weights."""
-
-    about = About(
-        title="8 bits are harmless, 3 are not",
-        says="A Transformer computed in 8 bits, attention included, loses next to nothing; with 3 bits and fewer it "
-        "loses accuracy unless it is trained for them.",
-        source="Jacob et al. 2018 and Zafrir et al. 2019, Q8BERT (8 bits); Shen et al. 2020, Q-BERT, shows the loss of "
-        "few bits on weights of layers, here it is tried on weights of attention",
-        control="The step of a rounded weight is its row's largest / (2^bits - 1): 16 bits have 257 times less error "
-        "than 8. The models have learned: recall is near 1 before anything is rounded, and a guess among the 4 pairs "
-        "where all weights are equal. 16 bits change nothing.",
-        measures="Error of the output on random input in float64; loss of bits per byte of a byte-level decoder on "
-        "State of the Union addresses, and of accuracy on associative recall, by bits of the weights; with 8 bits keys "
-        "and values are rounded too.",
-    )
     controls = (
-        Control(value="ratio", title="error at 8 bits / 16 bits", expected=257.0, tolerance=26.0),
-        Control(value="recall", title="recall accuracy, exact", expected=1.0, tolerance=0.05),
-        Control(value="flat recall", title="recall accuracy, equal weights", expected=0.25, tolerance=0.2),
-        Control(value="text lost 16", title="bits per byte lost by 16 bits", expected=0.0, tolerance=1e-4),
+        Control("ratio", "error at 8 bits / 16 bits", 257.0, tolerance=26.0),
+        Control("recall", "recall accuracy, exact", 1.0, tolerance=0.05),
+        Control("flat recall", "recall accuracy, equal weights", 0.25, tolerance=0.2),
+        Control("text lost 16", "bits per byte lost by 16 bits", 0.0, tolerance=1e-4),
     )
     findings = (
-        Finding(value="text lost 8", title="8 bits: bits per byte lost", at_most=0.01),
-        Finding(value="recall lost 8", title="8 bits: recall lost", at_most=0.01, resolution=0.0005),
-        Finding(value="text lost 3", title="3 bits: bits per byte lost", at_least=0.01),
-        Finding(value="recall lost 3", title="3 bits: recall lost", at_least=0.01, resolution=0.0005),
+        Finding("text lost 8", "8 bits: bits per byte lost", at_most=0.01),
+        Finding("recall lost 8", "8 bits: recall lost", at_most=0.01, resolution=0.0005),
+        Finding("text lost 3", "3 bits: bits per byte lost", at_least=0.01),
+        Finding("recall lost 3", "3 bits: recall lost", at_least=0.01, resolution=0.0005),
     )
     revised = Revision(
-        what="The control with equal weights was added, and the steps of recall halved, before the record. "
+        "The control with equal weights was added, and the steps of recall halved, before the record. "
         "Whether numbers had been seen is not recorded.",
-        seen=(0, 1, 2),
+        (0, 1, 2),
     )
     plots = (
-        Plot(name="error", title="Error of the output on random input", x="bits", y="relative error", log_y=True),
-        Plot(name="text", title="Text", x="bits", y="bits per byte lost"),
-        Plot(name="recall", title="Associative recall", x="bits", y="accuracy lost"),
+        Plot("error", "Error of the output on random input", "bits", "relative error", log_y=True),
+        Plot("text", "Text", "bits", "bits per byte lost"),
+        Plot("recall", "Associative recall", "bits", "accuracy lost"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {
-        "bits": (3, 8, 16),
-        "length": 128,
-        "recall_steps": 100,
-        "text_steps": 10,
-        "sequences": 60,
-        "windows": 4,
-    }
 
-    bits: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16)
-    length: int = 1024
+    bits: tuple[int, ...] = setting((1, 2, 3, 4, 6, 8, 16), tiny=(3, 8, 16))
+    length: int = setting(1024, tiny=128)
     """keys of the random input"""
-    recall_steps: int = 300
-    text_steps: int = 500
-    sequences: int = 500
+    recall_steps: int = setting(300, tiny=100)
+    text_steps: int = setting(500, tiny=10)
+    sequences: int = setting(500, tiny=60)
     """of recall, in the test"""
-    windows: int = 64
+    windows: int = setting(64, tiny=4)
     """of text, in the test"""
     spec: str = "quantized"
 
     def observe(self, seed: int) -> Observation:
-        """Round the random case, then two trained models."""
         curves: dict[str, dict[str, Curve]] = {plot.name: {} for plot in self.plots}
         values: dict[str, float] = {}
         errors = [self.error(bits, seed) for bits in self.bits]
@@ -130,7 +115,6 @@ class EightBits(Claim):
 
 
 def train(config: ModelConfig, task: Task, steps: int, seed: int) -> LanguageModel:
-    """A model with exact attention."""
     model = LanguageModel(config).train()
     examples, draw = task.examples("train"), generator(seed, "order")
 

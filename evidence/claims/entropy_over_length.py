@@ -1,57 +1,49 @@
-"""How focused a softmax stays when the number of keys grows."""
+"""A scale of log n keeps the entropy of attention constant.
+
+Claim: The entropy of a softmax grows with the number of keys; with logits times log n / log n_0 it stays about the
+same, so that a model works at lengths that it was not trained on.
+Source: Su 2021, kexue.fm 8823
+Control: At n = n_0 the factor is 1 and nothing changes. The entropy of a softmax over many normal logits of variance
+s^2 is log n - s^2 / 2.
+Measured: Entropy of rows of normal logits of standard deviation 2 and 1, from the shortest to the longest; growth is
+compared with that of `softmax`. Lookup of noisy keys by a trained head, at 8 times the length.
+"""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from regard import Attention, Heads, build, weights
 from regard.core.attention import generator
 from regard.layer import linear
 from regard_lab.benchmark.fitting import fit
 
 
-@dataclass(frozen=True)
 class EntropyOverLength(Claim):
-    """Entropy of rows over the number of keys, with and without the factor log n / log n_0."""
-
-    about = About(
-        title="A scale of log n keeps the entropy of attention constant",
-        says="The entropy of a softmax grows with the number of keys; with logits times log n / log n_0 it stays about "
-        "the same, so that a model works at lengths that it was not trained on.",
-        source="Su 2021, kexue.fm 8823",
-        control="At n = n_0 the factor is 1 and nothing changes. The entropy of a softmax over many normal logits of "
-        "variance s^2 is log n - s^2 / 2.",
-        measures="Entropy of rows of normal logits of standard deviation 2 and 1, from the shortest to the longest; "
-        "growth is compared with that of `softmax`. Lookup of noisy keys by a trained head, at 8 times the length.",
-    )
     controls = (
-        Control(value="same at base", title="entropy, scaled - softmax, at n_0", expected=0.0, tolerance=1e-6),
-        Control(value="theory", title="entropy of softmax - theory, longest, sd 1", expected=0.0, tolerance=0.05),
-        Control(value="learned", title="share looked up at the training length, softmax", expected=1.0, tolerance=0.1),
+        Control("same at base", "entropy, scaled - softmax, at n_0", 0.0, tolerance=1e-6),
+        Control("theory", "entropy of softmax - theory, longest, sd 1", 0.0, tolerance=0.05),
+        Control("learned", "share looked up at the training length, softmax", 1.0, tolerance=0.1),
     )
     findings = (
-        Finding(value="growth 2", title="growth / softmax's growth, sd 2: reduced", at_most=0.9),
-        Finding(value="growth 1", title="growth / softmax's growth, sd 1: reduced", at_most=0.99),
-        Finding(value="constant 2", title="growth / softmax's growth, sd 2: about constant", at_most=0.2),
-        Finding(value="gain", title="weight on the right key at 8 times the length: gain", at_least=0.0),
+        Finding("growth 2", "growth / softmax's growth, sd 2: reduced", at_most=0.9),
+        Finding("growth 1", "growth / softmax's growth, sd 1: reduced", at_most=0.99),
+        Finding("constant 2", "growth / softmax's growth, sd 2: about constant", at_most=0.2),
+        Finding("gain", "weight on the right key at 8 times the length: gain", at_least=0.0),
     )
-    revised = Revision(what="The noise of the logits was 0.5, and is 0.3.", seen=(0, 1, 2))
+    revised = Revision("The noise of the logits was 0.5, and is 0.3.", (0, 1, 2))
     plots = (
-        Plot(name="entropy 2", title="Entropy, logits of sd 2", x="keys", y="nats", log_x=True),
-        Plot(name="entropy 1", title="Entropy, logits of sd 1", x="keys", y="nats", log_x=True),
-        Plot(name="lookup", title="Weight on the right key", x="keys", y="mean weight", log_x=True),
+        Plot("entropy 2", "Entropy, logits of sd 2", "keys", "nats", log_x=True),
+        Plot("entropy 1", "Entropy, logits of sd 1", "keys", "nats", log_x=True),
+        Plot("lookup", "Weight on the right key", "keys", "mean weight", log_x=True),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"lengths": (64, 512, 2048), "rows": 32, "steps": 200}
 
-    lengths: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096)
+    lengths: tuple[int, ...] = setting((64, 128, 256, 512, 1024, 2048, 4096), tiny=(64, 512, 2048))
     base_length: int = 512
-    rows: int = 64
-    steps: int = 400
+    rows: int = setting(64, tiny=32)
+    steps: int = setting(400, tiny=200)
     trained_length: int = 64
     noise: float = 0.3
     """of a query about its key, per unit of the key"""
@@ -59,7 +51,6 @@ class EntropyOverLength(Claim):
     scaled: str = "entropy_scaled"
 
     def observe(self, seed: int) -> Observation:
-        """Entropies of random rows; then a trained lookup."""
         values: dict[str, float] = {}
         curves: dict[str, dict[str, Curve]] = {plot.name: {} for plot in self.plots}
         scaled = f"{self.scaled}(base_length={self.base_length})" if self.scaled == "entropy_scaled" else self.scaled

@@ -1,15 +1,26 @@
-"""Gated attention units at lengths that they were not trained on, by what they make of their logits."""
+"""Gated units with an entropy-scaled softmax work at other lengths.
+
+Claim: A gated attention unit with a softmax whose logits grow with log n works at lengths that it was not trained on
+better than the published unit, with relu^2 divided by the number of keys.
+Source: Su et al. 2022 (GAU-alpha), technical report; J. Su 2022, on softmax in gated attention units
+Control: Every model reads its context, since one that does not has nothing to lose: half a bit below the frequencies of
+the letters at least. The lengths differ in what the letters stand in, and in nothing else: with a window of 8, two
+units see 16 letters to each side, and predict alike at every length with so many. A unit that does not transfer is
+seen: relu^2 with the same weights, summed and not averaged, is the same at the length of the training and eight times
+too large at eight times the length. Every training is over.
+Measured: Bits per hidden letter of held-out addresses: the same letters at every length, each time with more of the
+text around them. Encoders of two gated units with pre-norm and rotary positions, all of the same sizes, trained on the
+others at one length: growth is what is lost at another length, over the length of the training. There an entropy-scaled
+softmax is softmax, so that one training serves both.
+"""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from evidence.claims._base import About, Claim, Control, Finding, Observation, Plot, Revision
+from evidence.claims._base import Claim, Control, Finding, Observation, Plot, Revision, setting
 from evidence.claims._letters import LETTERS, samples, text
 from evidence.claims._units import OVER, Course, finished, opened
 from regard.core.attention import generator
@@ -23,56 +34,31 @@ LOST = 0.1
 """bits, of a unit that certainly does not transfer"""
 
 
-@dataclass(frozen=True)
 class EntropyScaledGauTransfer(Claim):
-    """Encoders of gated units that differ in their normaliser, trained at one length and tried at others."""
-
-    about = About(
-        title="Gated units with an entropy-scaled softmax work at other lengths",
-        says="A gated attention unit with a softmax whose logits grow with log n works at lengths that it was not "
-        "trained on better than the published unit, with relu^2 divided by the number of keys.",
-        source="Su et al. 2022 (GAU-alpha), technical report; J. Su 2022, on softmax in gated attention units",
-        control="Every model reads its context, since one that does not has nothing to lose: half a bit below the "
-        "frequencies of the letters at least. The lengths differ in what the letters stand in, and in nothing else: "
-        "with a window of 8, two units see 16 letters to each side, and predict alike at every length with so many. A "
-        "unit that does not transfer is seen: relu^2 with the same weights, summed and not averaged, is the same at "
-        "the length of the training and eight times too large at eight times the length. Every training is over.",
-        measures="Bits per hidden letter of held-out addresses: the same letters at every length, each time with more "
-        "of the text around them. Encoders of two gated units with pre-norm and rotary positions, all of the same "
-        "sizes, trained on the others at one length: growth is what is lost at another length, over the length of the "
-        "training. There an entropy-scaled softmax is softmax, so that one training serves both.",
-    )
     controls = (
-        Control(value="read", title="1 if every model reads its context", expected=1.0, tolerance=0.0, small=False),
-        Control(value="same", title="trained length: same weights, largest difference", expected=0.0, tolerance=1e-3),
-        Control(value="window", title="window of 8: growth at the longest", expected=0.0, tolerance=1e-4),
-        Control(value="seen", title="1 if sums are seen not to transfer", expected=1.0, tolerance=0.0, small=False),
+        Control("read", "1 if every model reads its context", 1.0, tolerance=0.0, small=False),
+        Control("same", "trained length: same weights, largest difference", 0.0, tolerance=1e-3),
+        Control("window", "window of 8: growth at the longest", 0.0, tolerance=1e-4),
+        Control("seen", "1 if sums are seen not to transfer", 1.0, tolerance=0.0, small=False),
         OVER,
     )
     findings = (
-        Finding(value="longest", title="growth at the longest, relu^2 - scaled softmax", at_least=0.05),
-        Finding(value="shortest", title="growth at the shortest, relu^2 - scaled softmax", at_least=0.0),
-        Finding(value="scale", title="growth at the longest, softmax - scaled softmax", at_least=0.0, states=False),
-        Finding(value="kept", title="growth at the longest, scaled softmax", at_most=0.1, states=False),
+        Finding("longest", "growth at the longest, relu^2 - scaled softmax", at_least=0.05),
+        Finding("shortest", "growth at the shortest, relu^2 - scaled softmax", at_least=0.0),
+        Finding("scale", "growth at the longest, softmax - scaled softmax", at_least=0.0, states=False),
+        Finding("kept", "growth at the longest, scaled softmax", at_most=0.1, states=False),
     )
     least_seeds = 5
     revised = Revision(
-        what="In four of five seeds relu^2 read no context after 800 steps, and each length had letters of its own: "
+        "In four of five seeds relu^2 read no context after 800 steps, and each length had letters of its own: "
         "units now start with gains of 1, are trained to a learning rate of 0, and predict the same letters at every "
         "length; the controls are others. The bounds are as they were.",
-        seen=(0, 1, 2, 3, 4, 900),
+        (0, 1, 2, 3, 4, 900),
     )
     plots = (
-        Plot(name="bits", title="Held-out text", x="length", y="bits per hidden letter", log_x=True),
-        Plot(name="loss", title="Training", x="step", y="bits per hidden letter"),
+        Plot("bits", "Held-out text", "length", "bits per hidden letter", log_x=True),
+        Plot("loss", "Training", "step", "bits per hidden letter"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {
-        "lengths": (8, 40, 80),
-        "dim": 16,
-        "steps": 20,
-        "batch": 4,
-        "samples": 50,
-    }
 
     relu: str = "relu_squared(normaliser=visible)"
     summed: str = "relu_squared(normaliser=const, constant={constant})"
@@ -82,17 +68,16 @@ class EntropyScaledGauTransfer(Claim):
     """with the weights of `softmax`, of which it is the same at the length of the training"""
     window: str = "local(window=8)"
     """with the weights of `softmax` too"""
-    lengths: tuple[int, ...] = (16, 64, 128, 256, 512)
+    lengths: tuple[int, ...] = setting((16, 64, 128, 256, 512), tiny=(8, 40, 80))
     """the second one is that of the training"""
-    dim: int = 32
-    steps: int = 1200
+    dim: int = setting(32, tiny=16)
+    steps: int = setting(1200, tiny=20)
     learning_rate: float = 1e-2
-    batch: int = 16
-    samples: int = 512
+    batch: int = setting(16, tiny=4)
+    samples: int = setting(512, tiny=50)
     """of held-out text, as long as the longest; what is hidden in the middle, as long as the shortest, is predicted"""
 
     def observe(self, seed: int) -> Observation:
-        """Train all on the same text, try all on the same letters."""
         courses: dict[str, Course] = {}
         models: dict[str, MaskedLanguageModel] = {}
         for name, spec in (("relu", self.relu), ("softmax", self.softmax)):
@@ -123,7 +108,6 @@ class EntropyScaledGauTransfer(Claim):
         return Observation(values, curves)
 
     def model(self, spec: str, seed: int) -> MaskedLanguageModel:
-        """Two gated units."""
         length, width = self.lengths[1], self.dim // 2
         config = EncoderConfig(
             vocab_size=LETTERS + 1,
@@ -149,7 +133,6 @@ class EntropyScaledGauTransfer(Claim):
         return other
 
     def trained(self, spec: str, seed: int) -> tuple[MaskedLanguageModel, Course]:
-        """A model after its training, and how that went."""
         model, draw, length = self.model(spec, seed), generator(seed, "train"), self.lengths[1]
         new, hidden = concealed("valid", 4 * self.samples, length, generator(seed, "watched"))
 

@@ -1,74 +1,55 @@
-"""Caches that drop slots before the question is known."""
+"""Most eviction policies fail where the question comes last.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+Claim: What a cache may drop is chosen by what has been read so far. Where the question comes after the text, or another
+one does, most policies have dropped what it asks for, though there was room for all answers.
+Source: Li et al. 2024, SCBench, section 4; Kim et al. 2025, KVzip, section 1
+Control: The whole cache recalls every pair. Eight bits for every number lose nothing, and neither does any policy whose
+budget holds all. SnapKV told the question before it chooses, which is what it was made for, loses next to nothing at
+the same budget: a policy can win.
+Measured: A decoder of one layer with a short convolution, trained to say the value of a key that stood among fillers.
+The budget is twice the slots of all pairs, a third of the text. Accuracy lost when the question comes behind the text,
+and another time when it is repeated, both answers asked; policies of a common seed read the same new rows. A policy
+fails if it loses 0.2 or more. No published network is measured here.
+"""
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, setting
 from evidence.claims._plateau import FINISHED, change
+from evidence.claims._training import decoder, trained
 from regard.core.attention import generator
 from regard.memory.caches import compressing
-from regard.models import LanguageModel, ModelConfig
-from regard_lab.benchmark.fitting import averages, train
+from regard.models import LanguageModel
+from regard_lab.benchmark.fitting import averages
 
 LOSES = 0.2
 """of the accuracy: a policy that loses less does not fail"""
 
 
-@dataclass(frozen=True)
 class EvictionQuestionLast(Claim):
-    """A trained decoder that recalls, whose cache is reduced while it reads what it is asked about afterwards."""
-
-    about = About(
-        title="Most eviction policies fail where the question comes last",
-        says="What a cache may drop is chosen by what has been read so far. Where the question comes after the text, "
-        "or another one does, most policies have dropped what it asks for, though there was room for all answers.",
-        source="Li et al. 2024, SCBench, section 4; Kim et al. 2025, KVzip, section 1",
-        control="The whole cache recalls every pair. Eight bits for every number lose nothing, and neither does any "
-        "policy whose budget holds all. SnapKV told the question before it chooses, which is what it was made for, "
-        "loses next to nothing at the same budget: a policy can win.",
-        measures="A decoder of one layer with a short convolution, trained to say the value of a key that stood among "
-        "fillers. The budget is twice the slots of all pairs, a third of the text. Accuracy lost when the question "
-        "comes behind the text, and another time when it is repeated, both answers asked; policies of a common seed "
-        "read the same new rows. A policy fails if it loses 0.2 or more. No published network is measured here.",
-    )
     controls = (
-        Control(value="exact", title="whole cache: accuracy", expected=1.0, tolerance=0.05),
-        Control(value="8 bits", title="8 bits: accuracy lost", expected=0.0, tolerance=0.01),
-        Control(value="all held", title="budget that holds all: accuracy lost, most", expected=0.0, tolerance=0.0),
-        Control(value="snapkv, told", title="SnapKV told the question: accuracy lost", expected=0.0, tolerance=0.1),
+        Control("exact", "whole cache: accuracy", 1.0, tolerance=0.05),
+        Control("8 bits", "8 bits: accuracy lost", 0.0, tolerance=0.01),
+        Control("all held", "budget that holds all: accuracy lost, most", 0.0, tolerance=0.0),
+        Control("snapkv, told", "SnapKV told the question: accuracy lost", 0.0, tolerance=0.1),
         FINISHED,
     )
     findings = (
-        Finding(value="failing", title="policies of four that lose 0.2 or more", at_least=2.5),
-        Finding(value="streaming", title="streaming: accuracy lost", at_least=LOSES, resolution=1 / 512, states=False),
-        Finding(value="h2o", title="H2O: accuracy lost", at_least=LOSES, resolution=1 / 512, states=False),
-        Finding(
-            value="snapkv", title="SnapKV, not told: accuracy lost", at_least=LOSES, resolution=1 / 512, states=False
-        ),
-        Finding(value="key_norm", title="key norm: accuracy lost", at_least=LOSES, resolution=1 / 512, states=False),
-        Finding(
-            value="best - random",
-            title="best of the four - random: accuracy",
-            at_least=0.0,
-            resolution=1 / 512,
-            states=False,
-        ),
+        Finding("failing", "policies of four that lose 0.2 or more", at_least=2.5),
+        Finding("streaming", "streaming: accuracy lost", at_least=LOSES, resolution=1 / 512, states=False),
+        Finding("h2o", "H2O: accuracy lost", at_least=LOSES, resolution=1 / 512, states=False),
+        Finding("snapkv", "SnapKV, not told: accuracy lost", at_least=LOSES, resolution=1 / 512, states=False),
+        Finding("key_norm", "key norm: accuracy lost", at_least=LOSES, resolution=1 / 512, states=False),
+        Finding("best - random", "best of the four - random: accuracy", at_least=0.0, resolution=1 / 512, states=False),
     )
     least_seeds = 5
     plots = (
-        Plot(name="accuracy", title="Question last", x="slots kept", y="share that is right", log_x=True),
-        Plot(name="loss", title="Training", x="step", y="nats"),
+        Plot("accuracy", "Question last", "slots kept", "share that is right", log_x=True),
+        Plot("loss", "Training", "step", "nats"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {
-        "keys": 4, "values": 2, "pairs": 2, "front": 12, "gap": 6, "fillers": 4, "steps": 250, "dim": 16,
-        "samples": 200, "budgets": (6, 8), "window": 2,
-    }  # fmt: skip
 
     streaming: str = "streaming(budget={budget})"
     h2o: str = "h2o(budget={budget})"
@@ -76,27 +57,26 @@ class EvictionQuestionLast(Claim):
     key_norm: str = "key_norm(budget={budget})"
     chance: str = "random(budget={budget})"
     bits: str = "quantized(bits=8, group=4, recent=4)"
-    keys: int = 8
-    values: int = 4
-    pairs: int = 6
-    front: int = 48
+    keys: int = setting(8, tiny=4)
+    values: int = setting(4, tiny=2)
+    pairs: int = setting(6, tiny=2)
+    front: int = setting(48, tiny=12)
     """tokens that pairs stand among"""
-    gap: int = 16
+    gap: int = setting(16, tiny=6)
     """fillers behind them"""
-    fillers: int = 8
-    budgets: tuple[int, ...] = (12, 24, 48)
+    fillers: int = setting(8, tiny=4)
+    budgets: tuple[int, ...] = setting((12, 24, 48), tiny=(6, 8))
     """slots kept; the findings are those of the middle one"""
-    window: int = 8
+    window: int = setting(8, tiny=2)
     """last rows by which SnapKV chooses"""
-    dim: int = 32
+    dim: int = setting(32, tiny=16)
     heads: int = 4
-    steps: int = 600
+    steps: int = setting(600, tiny=250)
     batch: int = 32
-    samples: int = 512
+    samples: int = setting(512, tiny=200)
     learning_rate: float = 1e-2
 
     def observe(self, seed: int) -> Observation:
-        """Train once, and read the same rows under every policy."""
         model, nats = self.trained(seed)
         tokens, answers = self.rows(self.samples, generator(seed, "new"))
         exact = self.accuracy(model, None, tokens, answers)
@@ -143,28 +123,15 @@ class EvictionQuestionLast(Claim):
 
     def trained(self, seed: int) -> tuple[LanguageModel, list[float]]:
         """A decoder that answers twice, and the nats of its training."""
-        shape = ModelConfig(
-            vocab_size=self.again + 1,
-            dim=self.dim,
-            heads=self.heads,
-            layers=1,
-            short_convolution=2,
-            max_length=self.front + self.gap + 2,
-            seed=seed,
-        )
-        model, draw = LanguageModel(shape).train(), generator(seed, "rows")
-        nats: list[float] = []
+        model = decoder(self, self.again + 1, seed, layers=1, short_convolution=2, max_length=self.front + self.gap + 2)
+        draw = generator(seed, "rows")
 
-        def loss(step: int) -> Tensor:
-            del step
+        def loss() -> Tensor:
             tokens, answers = self.rows(self.batch, draw)
             logits = model(tokens).logits[:, -2:]
-            value = cross_entropy(logits.mT, answers[:, None].expand(-1, 2) + self.keys)
-            nats.append(float(value.detach()))
-            return value
+            return cross_entropy(logits.mT, answers[:, None].expand(-1, 2) + self.keys)
 
-        train(model.parameters(), loss, steps=self.steps, learning_rate=self.learning_rate)
-        return model.eval(), nats
+        return model, trained(model, loss, steps=self.steps, learning_rate=self.learning_rate)
 
     def rows(self, count: int, draw: torch.Generator) -> tuple[Int[Tensor, "count length"], Int[Tensor, " count"]]:
         """Pairs among fillers, a gap, a key and the token that asks again; and the key's value.

@@ -1,20 +1,29 @@
-"""How often exits at a calibrated threshold lose more than was allowed, and at one that only looked good."""
+"""A calibrated exit keeps its guarantee.
+
+Claim: Exits at a threshold that Learn then Test certifies lose more than the risk allowed in at most 1 - confidence of
+the calibrations; the earliest threshold whose measured loss is within the risk has no such guarantee.
+Source: Schuster et al. 2022, section 4; Angelopoulos et al. 2021, Theorem 1
+Control: Thresholds whose losses are drawn by themselves with a chance just above the risk, so that any choice is a
+violation. How often each procedure makes one then follows from the binomial distribution: rarely for the two
+corrections, often for p-values without any, and nearly always for the naive choice. All four are measured to be that.
+And the exits that are calibrated are not idle: at the largest risk most calibrations certify a threshold.
+Measured: A decoder of four blocks of letters of the bundled addresses, all exits trained, whose confidence is the gap
+of the two likeliest letters. The loss of a held-out passage is 1 where behind it exits say another letter than all
+blocks. Calibration passages are drawn with replacement from the held-out ones, which are therefore the distribution,
+and their mean loss is the risk: no sampling of a test adds violations. Shares of 1000 draws, exact binomial p-values,
+fixed sequence.
+"""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch.nn.functional import cross_entropy
 
-from evidence.claims._base import About, Claim, Control, Finding, Observation, Plot
-from evidence.claims._letters import LETTERS, samples
+from evidence.claims._base import Claim, Control, Finding, Observation, Plot, setting
+from evidence.claims._letters import LETTERS, samples, with_exits
+from evidence.claims._training import decoder
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
 from regard_lab.benchmark.exits import Measured, measure
-from regard_lab.benchmark.fitting import train
 from regard_lab.calibration import Calibrated, binomial, bonferroni, calibrate
 
 DRAWS = 1000
@@ -25,73 +34,50 @@ NOISE = 4.5 * math.sqrt(0.25 / DRAWS)
 """how far a share of the draws may lie from its chance: more than four standard errors, so that no seed does by luck"""
 
 
-@dataclass(frozen=True)
 class ExitGuarantee(Claim):
-    """Losses of a small decoder with exits, drawn again and again; beside them losses whose risks are known."""
-
-    about = About(
-        title="A calibrated exit keeps its guarantee",
-        says="Exits at a threshold that Learn then Test certifies lose more than the risk allowed in at most 1 - "
-        "confidence of the calibrations; the earliest threshold whose measured loss is within the risk has no such "
-        "guarantee.",
-        source="Schuster et al. 2022, section 4; Angelopoulos et al. 2021, Theorem 1",
-        control="Thresholds whose losses are drawn by themselves with a chance just above the risk, so that "
-        "any choice is a violation. How often each procedure makes one then follows from the binomial distribution: "
-        "rarely for the two corrections, often for p-values without any, and nearly always for the naive choice. All "
-        "four are measured to be that. And the exits that are calibrated are not idle: at the largest risk most "
-        "calibrations certify a threshold.",
-        measures="A decoder of four blocks of letters of the bundled addresses, all exits trained, whose confidence is "
-        "the gap of the two likeliest letters. The loss of a held-out passage is 1 where behind it exits say another "
-        "letter than all blocks. Calibration passages are drawn with replacement from the held-out ones, which are "
-        "therefore the distribution, and their mean loss is the risk: no sampling of a test adds violations. Shares "
-        "of 1000 draws, exact binomial p-values, fixed sequence.",
-    )
     controls = (
-        Control(value="known corrected", title="known risks: Bonferroni - theory", expected=0.0, tolerance=NOISE),
-        Control(value="known fixed", title="known risks: fixed sequence - theory", expected=0.0, tolerance=NOISE),
-        Control(value="known uncorrected", title="known risks: uncorrected - theory", expected=0.0, tolerance=NOISE),
-        Control(value="known naive", title="known risks: naive - theory", expected=0.0, tolerance=NOISE),
-        Control(value="seen", title="1 if uncorrected breaks known risks", expected=1.0, tolerance=0.0),
-        Control(value="certified", title="1 if the largest risk is mostly certified", expected=1.0, tolerance=0.0),
+        Control("known corrected", "known risks: Bonferroni - theory", 0.0, tolerance=NOISE),
+        Control("known fixed", "known risks: fixed sequence - theory", 0.0, tolerance=NOISE),
+        Control("known uncorrected", "known risks: uncorrected - theory", 0.0, tolerance=NOISE),
+        Control("known naive", "known risks: naive - theory", 0.0, tolerance=NOISE),
+        Control("seen", "1 if uncorrected breaks known risks", 1.0, tolerance=0.0),
+        Control("certified", "1 if the largest risk is mostly certified", 1.0, tolerance=0.0),
     )
     findings = (
-        Finding(value="calibrated", title="calibrated: violations, most of the risks", at_most=ALLOWED),
-        Finding(value="naive", title="naive: violations, mean of the risks", at_least=ALLOWED),
-        Finding(value="blocks", title="calibrated: share of the blocks at the largest risk", at_most=0.95),
-        Finding(value="regret", title="calibrated - naive: share of the blocks", at_most=0.2, states=False),
+        Finding("calibrated", "calibrated: violations, most of the risks", at_most=ALLOWED),
+        Finding("naive", "naive: violations, mean of the risks", at_least=ALLOWED),
+        Finding("blocks", "calibrated: share of the blocks at the largest risk", at_most=0.95),
+        Finding("regret", "calibrated - naive: share of the blocks", at_most=0.2, states=False),
     )
     least_seeds = 5
     plots = (
-        Plot(name="violations", title="Violations", x="risk allowed", y="share of the draws"),
-        Plot(name="loss", title="Exits of the decoder", x="threshold", y="mean loss"),
-        Plot(name="blocks", title="Exits of the decoder", x="threshold", y="mean blocks of a token"),
+        Plot("violations", "Violations", "risk allowed", "share of the draws"),
+        Plot("loss", "Exits of the decoder", "threshold", "mean loss"),
+        Plot("blocks", "Exits of the decoder", "threshold", "mean blocks of a token"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {
-        "dim": 16, "steps": 60, "pool": 200, "layers": 3, "calibration": 100, "known": 4, "risks": (0.1,),
-        "thresholds": (0.9, 0.6, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0),
-    }  # fmt: skip
 
     confidence: str = "softmax"
-    dim: int = 32
-    layers: int = 4
-    steps: int = 300
+    dim: int = setting(32, tiny=16)
+    layers: int = setting(4, tiny=3)
+    steps: int = setting(300, tiny=60)
     batch: int = 16
     learning_rate: float = 1e-2
     length: int = 16
     """letters of a passage"""
-    pool: int = 800
+    pool: int = setting(800, tiny=200)
     """held-out passages"""
-    calibration: int = 300
+    calibration: int = setting(300, tiny=100)
     """passages of a draw"""
-    risks: tuple[float, ...] = (0.05, 0.1, 0.15)
-    thresholds: tuple[float, ...] = tuple(round(0.96 - 0.03 * at, 2) for at in range(33))
-    known: int = 12
+    risks: tuple[float, ...] = setting((0.05, 0.1, 0.15), tiny=(0.1,))
+    thresholds: tuple[float, ...] = setting(
+        tuple(round(0.96 - 0.03 * at, 2) for at in range(33)), tiny=(0.9, 0.6, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0)
+    )
+    known: int = setting(12, tiny=4)
     """thresholds of known risk"""
     above: float = 1.01
     """their chance of a loss, in units of the risk allowed"""
 
     def observe(self, seed: int) -> Observation:
-        """Known risks, then those of a decoder."""
         draw = np.random.default_rng([seed, 16])
         values = self.with_known_risks(draw)
         found = self.measured(seed)
@@ -152,21 +138,10 @@ class ExitGuarantee(Claim):
     def measured(self, seed: int) -> Measured:
         """Losses of held-out passages at every threshold, of a decoder trained on other addresses."""
         depth = f"early_exit(confidence={self.confidence}, exits=aligned)"
-        shape = ModelConfig(
-            vocab_size=LETTERS, dim=self.dim, layers=self.layers, heads=2, depth=depth, max_length=64, seed=seed
-        )
-        model, letters = LanguageModel(shape).train(), generator(seed, "train")
-
-        def loss(step: int) -> torch.Tensor:
-            del step
-            text = samples("train", self.batch, 32, letters)
-            got = model(text[:, :-1], targets=text[:, 1:])
-            nats = cross_entropy(got.logits.mT, text[:, 1:])
-            return nats + sum(model.loss_weights[name] * x for name, x in got.losses.items())
-
-        train(model.parameters(), loss, steps=self.steps, learning_rate=self.learning_rate)
+        model, letters = decoder(self, LETTERS, seed, heads=2, depth=depth, max_length=64), generator(seed, "train")
+        with_exits(model, letters, batch=self.batch, length=32, steps=self.steps, learning_rate=self.learning_rate)
         passages = samples("valid", self.pool, self.length, generator(seed, "valid")).numpy()
-        return measure(model.eval(), passages, self.thresholds, loss="last", batch_size=self.pool)
+        return measure(model, passages, self.thresholds, loss="last", batch_size=self.pool)
 
 
 def naive(means: Sequence[float], risk: float) -> int | None:

@@ -1,9 +1,18 @@
-"""Bits of letters by the operations of a token: exits that decide for each token, against decoders of fewer blocks."""
+"""Early exits dominate a fixed depth at equal operations.
+
+Claim: A decoder that decides for each token after how many blocks it answers predicts better than one of a fixed depth
+that costs as much.
+Source: Elbayad et al. 2020, section 4; Schuster et al. 2022, section 6
+Control: Depth matters: one block is worse than all of them. Who decides matters, and can be seen to: exits of the same
+decoder that know the answers beat fixed exits of it at equal operations, and exits that are dealt out at random, in the
+shares of those that decide, do not. Every training is over.
+Measured: Bits per letter of held-out addresses by floating-point operations of a token when it generates, counted
+without a clock, with what decides and with the keys of skipped blocks. The decoders of a fixed depth are trained alike,
+each by itself; between two of them lies the line that a mixture of both reaches. Beside the claim the fixed exits of
+the decoder itself.
+"""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -11,75 +20,54 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from evidence.claims._base import About, Claim, Control, Finding, Observation, Plot
-from evidence.claims._letters import LETTERS, samples
+from evidence.claims._base import Claim, Control, Finding, Observation, Plot, setting
+from evidence.claims._letters import LETTERS, samples, with_exits
 from evidence.claims._plateau import FINISHED, change
+from evidence.claims._training import decoder
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
+from regard.models import LanguageModel
 from regard_lab.benchmark.depth_costs import token_operations
 from regard_lab.benchmark.exits import leaving_at
-from regard_lab.benchmark.fitting import averages, train
+from regard_lab.benchmark.fitting import averages
 from regard_lab.training.batches import Batch
 
 Points = list[tuple[float, float]]
 """(operations of a token, bits of a letter)"""
 
 
-@dataclass(frozen=True)
 class ExitsAgainstFixedDepth(Claim):
-    """A decoder with trained exits at several thresholds, and decoders of one to as many blocks without any."""
-
-    about = About(
-        title="Early exits dominate a fixed depth at equal operations",
-        says="A decoder that decides for each token after how many blocks it answers predicts better than one of a "
-        "fixed depth that costs as much.",
-        source="Elbayad et al. 2020, section 4; Schuster et al. 2022, section 6",
-        control="Depth matters: one block is worse than all of them. Who decides matters, and can be seen to: exits "
-        "of the same decoder that know the answers beat fixed exits of it at equal operations, and exits that are "
-        "dealt out at random, in the shares of those that decide, do not. Every training is over.",
-        measures="Bits per letter of held-out addresses by floating-point operations of a token when it generates, "
-        "counted without a clock, with what decides and with the keys of skipped blocks. The decoders of a fixed "
-        "depth are trained alike, each by itself; between two of them lies the line that a mixture of both reaches. "
-        "Beside the claim the fixed exits of the decoder itself.",
-    )
     controls = (
-        Control(value="depth", title="1 if all blocks beat one", expected=1.0, tolerance=0.0, small=False),
-        Control(value="oracle", title="1 if exits that know the answers win", expected=1.0, tolerance=0.0,
-                small=False),
-        Control(value="random", title="1 if exits dealt out at random do not win", expected=1.0, tolerance=0.0,
-                small=False),
+        Control("depth", "1 if all blocks beat one", 1.0, tolerance=0.0, small=False),
+        Control("oracle", "1 if exits that know the answers win", 1.0, tolerance=0.0, small=False),
+        Control("random", "1 if exits dealt out at random do not win", 1.0, tolerance=0.0, small=False),
         FINISHED,
-    )  # fmt: skip
+    )
     findings = (
-        Finding(value="worst", title="bits, exits - fixed depth, worst threshold", at_most=0.0),
-        Finding(value="mean", title="bits, exits - fixed depth, mean of thresholds", at_most=0.0, states=False),
-        Finding(value="itself", title="bits, exits - own fixed exits, mean of thresholds", at_most=0.0, states=False),
-        Finding(value="all", title="bits, all blocks: trained with exits - without", at_most=0.0, states=False),
+        Finding("worst", "bits, exits - fixed depth, worst threshold", at_most=0.0),
+        Finding("mean", "bits, exits - fixed depth, mean of thresholds", at_most=0.0, states=False),
+        Finding("itself", "bits, exits - own fixed exits, mean of thresholds", at_most=0.0, states=False),
+        Finding("all", "bits, all blocks: trained with exits - without", at_most=0.0, states=False),
     )
     least_seeds = 5
     plots = (
-        Plot(name="bits", title="Held-out text", x="operations of a token", y="bits per letter"),
-        Plot(name="loss", title="Training", x="step", y="nats per letter"),
+        Plot("bits", "Held-out text", "operations of a token", "bits per letter"),
+        Plot("loss", "Training", "step", "nats per letter"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {
-        "dim": 16, "layers": 3, "steps": 20, "batch": 4, "rows": 20, "thresholds": (0.5, 0.1)
-    }  # fmt: skip
 
     exits: str = "early_exit(confidence=softmax, exits=aligned)"
-    thresholds: tuple[float, ...] = (0.8, 0.6, 0.4, 0.25, 0.1)
-    dim: int = 32
-    layers: int = 4
-    steps: int = 600
-    batch: int = 16
+    thresholds: tuple[float, ...] = setting((0.8, 0.6, 0.4, 0.25, 0.1), tiny=(0.5, 0.1))
+    dim: int = setting(32, tiny=16)
+    layers: int = setting(4, tiny=3)
+    steps: int = setting(600, tiny=20)
+    batch: int = setting(16, tiny=4)
     length: int = 32
-    rows: int = 300
+    rows: int = setting(300, tiny=20)
     """of held-out text"""
     learning_rate: float = 1e-2
     price: float = 0.05
     """nats that a block more costs the exits that know the answers"""
 
     def observe(self, seed: int) -> Observation:
-        """Train all, then let tokens leave."""
         new = samples("valid", self.rows, self.length, generator(seed, "valid"))
         fixed: Points = []
         losses = {}
@@ -109,22 +97,10 @@ class ExitsAgainstFixedDepth(Claim):
 
     def learned(self, depth: str, layers: int, seed: int) -> tuple[LanguageModel, list[float]]:
         """A decoder, and the nats of its last exit in every step of its training."""
-        shape = ModelConfig(
-            vocab_size=LETTERS, dim=self.dim, heads=2, layers=layers, depth=depth, max_length=self.length, seed=seed
-        )
-        model, draw = LanguageModel(shape).train(), generator(seed, "train")
-        means: list[float] = []
-
-        def loss(step: int) -> Tensor:
-            del step
-            text = samples("train", self.batch, self.length, draw)
-            got = model(text[:, :-1], **({"targets": text[:, 1:]} if depth != "fixed" else {}))
-            value = cross_entropy(got.logits.mT, text[:, 1:])
-            means.append(float(value.detach()))
-            return value + sum(model.loss_weights[name] * x for name, x in got.losses.items())
-
-        train(model.parameters(), loss, steps=self.steps, learning_rate=self.learning_rate, last=0.0)
-        return model.eval(), means
+        model = decoder(self, LETTERS, seed, heads=2, layers=layers, depth=depth, max_length=self.length)
+        draw = generator(seed, "train")
+        training = {"steps": self.steps, "learning_rate": self.learning_rate, "last": 0.0}
+        return model, with_exits(model, draw, batch=self.batch, length=self.length, **training)
 
     def operations(self, model: LanguageModel, new: Int[Tensor, "rows letters"]) -> tuple[list[int], list[int]]:
         """Of a token by the blocks that it takes, where it decides and where it is told."""
@@ -146,13 +122,7 @@ class ExitsAgainstFixedDepth(Claim):
         return float(nats.mean()) / math.log(2), steps
 
     def by_threshold(
-        self,
-        model: LanguageModel,
-        new: Int[Tensor, "rows letters"],
-        seed: int,
-        *,
-        deciding: list[int],
-        told: list[int],
+        self, model: LanguageModel, new: Int[Tensor, "rows letters"], seed: int, *, deciding: list[int], told: list[int]
     ) -> tuple[Points, Points, Points]:
         """Exits that decide, one after the other threshold; fixed ones; and as many of each dealt out at random."""
         points: Points = []

@@ -1,20 +1,31 @@
-"""Position schemes on sequences longer than those of the training: prediction and copying."""
+"""ALiBi extrapolates, within its window.
+
+Claim: A model with linear biases keeps its loss on sequences longer than those of its training, where sinusoidal
+positions lose it, rotary ones lose it less, and T5's biases less than those. The biases favour what is recent: analyses
+find that little beyond the training length is used.
+Source: Press, Smith, Lewis 2022 (ALiBi), figure 1 and appendix B
+Control: Text of known probabilities, with a value to be copied when asked for: at the length of the training each of
+the four schemes must be within 0.1 bits a symbol of the floor, and copy right. A scheme can win: rotary positions with
+a window in every layer see no distance that was not trained, and lose nothing.
+Measured: Causal models of two layers on Markov text of order 3. Bits above the true probabilities on the last symbols
+of texts of the longest length, minus the same at the length of the training; and the share of right copies by distance:
+no further than the training length, and from more than half of the longest. Beside the four schemes, clipped relative
+keys and values, and logits rescaled by distance, without other positions.
+"""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import combinations, pairwise
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from evidence.claims._sequences import MarkovText
+from evidence.claims._training import decoder, trained
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
-from regard_lab.benchmark.fitting import train
+from regard.models import LanguageModel
 
 
 class Texts(NamedTuple):
@@ -35,89 +46,58 @@ class Score(NamedTuple):
     right: Tensor
 
 
-@dataclass(frozen=True)
 class Extrapolation(Claim):
-    """One small language model for each scheme, trained at one length and tried at up to eight times that."""
-
-    about = About(
-        title="ALiBi extrapolates, within its window",
-        says="A model with linear biases keeps its loss on sequences longer than those of its training, where "
-        "sinusoidal positions lose it, rotary ones lose it less, and T5's biases less than those. The biases favour "
-        "what is recent: analyses find that little beyond the training length is used.",
-        source="Press, Smith, Lewis 2022 (ALiBi), figure 1 and appendix B",
-        control="Text of known probabilities, with a value to be copied when asked for: at the length of the training "
-        "each of the four schemes must be within 0.1 bits a symbol of the floor, and copy right. A scheme can win: "
-        "rotary positions with a window in every layer see no distance that was not trained, and lose nothing.",
-        measures="Causal models of two layers on Markov text of order 3. Bits above the true probabilities on the last "
-        "symbols of texts of the longest length, minus the same at the length of the training; and the share of right "
-        "copies by distance: no further than the training length, and from more than half of the longest. Beside the "
-        "four schemes, clipped relative keys and values, and logits rescaled by distance, without other positions.",
-    )
     controls = (
-        Control(value="learned", title="bits above the floor as trained, worst scheme", expected=0.0, tolerance=0.1),
-        Control(value="copies", title="right copies as trained, worst scheme", expected=1.0, tolerance=0.1),
-        Control(value="growth window", title="rotary in a window: bits gained", expected=0.0, tolerance=0.05),
+        Control("learned", "bits above the floor as trained, worst scheme", 0.0, tolerance=0.1),
+        Control("copies", "right copies as trained, worst scheme", 1.0, tolerance=0.1),
+        Control("growth window", "rotary in a window: bits gained", 0.0, tolerance=0.05),
     )
     findings = (
-        Finding(value="growth alibi", title="alibi: bits gained from trained to longest", at_most=0.05),
-        Finding(value="sinusoidal - alibi", title="sinusoidal - alibi: bits at the longest", at_least=0.1),
-        Finding(value="rotary - alibi", title="rotary - alibi: bits at the longest", at_least=0.0),
-        Finding(value="sinusoidal - rotary", title="sinusoidal - rotary: bits at the longest", at_least=0.0),
-        Finding(value="rotary - t5_bias", title="rotary - T5: bits at the longest", at_least=0.0),
-        Finding(value="t5_bias - alibi", title="T5 - alibi: bits at the longest", at_least=0.0),
-        Finding(value="forgotten alibi", title="alibi: right copies, near - far", at_least=0.2, resolution=1 / 96),
-        Finding(value="growth shaw", title="shaw: bits gained from trained to longest", at_most=0.05, states=False),
-        Finding(value="learned distance_aware", title="distance-aware: bits as trained", at_most=0.1, states=False),
+        Finding("growth alibi", "alibi: bits gained from trained to longest", at_most=0.05),
+        Finding("sinusoidal - alibi", "sinusoidal - alibi: bits at the longest", at_least=0.1),
+        Finding("rotary - alibi", "rotary - alibi: bits at the longest", at_least=0.0),
+        Finding("sinusoidal - rotary", "sinusoidal - rotary: bits at the longest", at_least=0.0),
+        Finding("rotary - t5_bias", "rotary - T5: bits at the longest", at_least=0.0),
+        Finding("t5_bias - alibi", "T5 - alibi: bits at the longest", at_least=0.0),
+        Finding("forgotten alibi", "alibi: right copies, near - far", at_least=0.2, resolution=1 / 96),
+        Finding("growth shaw", "shaw: bits gained from trained to longest", at_most=0.05, states=False),
+        Finding("learned distance_aware", "distance-aware: bits as trained", at_most=0.1, states=False),
         Finding(
-            value="growth distance_aware",
-            title="distance-aware: bits gained from trained to longest",
-            at_most=0.05,
-            states=False,
+            "growth distance_aware", "distance-aware: bits gained from trained to longest", at_most=0.05, states=False
         ),
     )
     least_seeds = 5
     revised = Revision(
-        what="The text depended on 3 of 4 symbols, then on 2, and depends on 3 of 2 symbols; the steps were 500, 300 "
+        "The text depended on 3 of 4 symbols, then on 2, and depends on 3 of 2 symbols; the steps were 500, 300 "
         "and 450 and are 800, enough for the controls of one seed (900); T5's table begins with a deviation of "
         "dim^-0.5. The order of the four schemes is judged, two more schemes are shown, and that a scheme can win is a "
         "control.",
-        seen=(0, 1, 2, 3, 4, 5, 900),
+        (0, 1, 2, 3, 4, 5, 900),
     )
     plots = (
-        Plot(name="loss", title="Bits above the floor", x="length", y="bits per symbol", log_x=True),
-        Plot(name="copies", title="Copies at the longest length", x="distance", y="share that is right"),
+        Plot("loss", "Bits above the floor", "length", "bits per symbol", log_x=True),
+        Plot("copies", "Copies at the longest length", "distance", "share that is right"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {
-        "steps": 60,
-        "dim": 48,
-        "order": 1,
-        "symbols": 4,
-        "lengths": (12, 96),
-        "texts": 48,
-        "values": 4,
-        "window": "local(window=4)",
-    }
 
     positions: tuple[str, ...] = ("sinusoidal", "rotary", "t5_bias(std=0.125)", "alibi")
     """the last one is that which the claim is about; T5 draws its table with dim^-0.5, without which it learns late"""
     mechanisms: tuple[str, ...] = ("shaw(max_distance=16)", "distance_aware")
     """schemes that are mechanisms, without positions beside them"""
-    window: str = "local(window=16)"
+    window: str = setting("local(window=16)", tiny="local(window=4)")
     """what sees trained distances alone, with rotary positions"""
-    lengths: tuple[int, ...] = (64, 128, 256, 512)
+    lengths: tuple[int, ...] = setting((64, 128, 256, 512), tiny=(12, 96))
     """the first one is that of the training"""
-    order: int = 3
-    symbols: int = 2
-    values: int = 8
+    order: int = setting(3, tiny=1)
+    symbols: int = setting(2, tiny=4)
+    values: int = setting(8, tiny=4)
     """different values to copy"""
-    dim: int = 64
-    steps: int = 800
+    dim: int = setting(64, tiny=48)
+    steps: int = setting(800, tiny=60)
     batch: int = 16
-    texts: int = 96
+    texts: int = setting(96, tiny=48)
     """of each length, to try on"""
 
     def observe(self, seed: int) -> Observation:
-        """Train every scheme on the same texts, try it at every length."""
         text = MarkovText(self.order, self.symbols, draw=generator(seed, "text"))
         values: dict[str, float] = {}
         curves: dict[str, dict[str, Curve]] = {"loss": {}, "copies": {}}
@@ -153,27 +133,19 @@ class Extrapolation(Claim):
         return Observation(values, curves)
 
     def trained(self, text: MarkovText, position: str, seed: int, attention: str) -> LanguageModel:
-        """A model of one scheme."""
-        config = ModelConfig(
-            vocab_size=self.symbols + self.values + 1,
-            dim=self.dim,
-            layers=2,
-            heads=4,
-            attention=(attention,),
-            position=position,
-            seed=seed,
+        model = decoder(
+            self, self.symbols + self.values + 1, seed, layers=2, heads=4, attention=attention, position=position
         )
-        model, draw = LanguageModel(config).train(), generator(seed, "samples")
+        draw = generator(seed, "samples")
 
-        def loss(step: int) -> Tensor:
-            del step
+        def loss() -> Tensor:
             batch = self.texts_of(text, self.batch, self.lengths[0], draw)
             logits = model(batch.tokens).logits
             nats = cross_entropy(logits[:, self.order - 1 : -1].mT, batch.symbols[:, self.order :], reduction="none")
             return nats[batch.whole].mean() + cross_entropy(logits[:, -1], batch.answer)
 
-        train(model.parameters(), loss, steps=self.steps)
-        return model.eval()
+        trained(model, loss, steps=self.steps)
+        return model
 
     def texts_of(self, text: MarkovText, count: int, length: int, draw: torch.Generator) -> Texts:
         """Texts with one value somewhere and, at the end, the token that asks for it."""
@@ -189,7 +161,6 @@ class Extrapolation(Claim):
 
     @torch.no_grad()
     def score(self, model: LanguageModel, text: MarkovText, new: Texts) -> Score:
-        """The score of a model on texts."""
         logits = model(new.tokens).logits
         nats = cross_entropy(logits[:, text.order - 1 : -1].mT, new.symbols[:, text.order :], reduction="none")
         return Score(nats, (logits[:, -1].argmax(-1) == new.answer).double())

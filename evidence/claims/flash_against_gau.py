@@ -1,18 +1,30 @@
-"""Squared ReLU within chunks and linear attention across them, against squared ReLU over everything."""
+"""FLASH has the quality of gated units in linear time.
+
+Claim: Mixed chunks, squared ReLU weights within a chunk and linear attention across chunks, give gated units the
+quality of quadratic ones at a cost that is linear in the length.
+Source: Hua et al. 2022, Transformer Quality in Linear Time, section 3
+Control: With one chunk for the whole sequence FLASH is the quadratic unit: the same values. Where every key is seen,
+the quadratic unit's operations grow as the square of the length, by definition. Every model uses its attention: without
+it a model sees one letter, and knows no more than the table of pairs of letters, which is counted over the training
+text; each is 0.3 bits below that at least. A better model is seen to be better: quadratic units of twice the width win
+by 0.05 bits at least. Every training is over.
+Measured: Bits per letter on held-out addresses, causal models of two gated units with rotary positions, 256 letters in
+chunks of 32, trained on the others on the same samples, both with weights divided by the number of visible keys.
+Operations of one forward pass of the mechanism by length, bidirectional (causal ones skip what is not seen, in pieces),
+counted without a clock.
+"""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from evidence.claims._growth import exponent, operations
 from evidence.claims._letters import LETTERS, pair_bits, samples
+from evidence.claims._training import shape
 from evidence.claims._units import OVER, learned
 from regard import Attention, Heads, build
 from regard.core.attention import generator
@@ -24,95 +36,61 @@ SEEN = 0.05
 """bits, of twice the width"""
 
 
-@dataclass(frozen=True)
 class FlashAgainstGau(Claim):
-    """Two small language models of letters that differ in the attention of their gated units alone."""
-
-    about = About(
-        title="FLASH has the quality of gated units in linear time",
-        says="Mixed chunks, squared ReLU weights within a chunk and linear attention across chunks, give gated units "
-        "the quality of quadratic ones at a cost that is linear in the length.",
-        source="Hua et al. 2022, Transformer Quality in Linear Time, section 3",
-        control="With one chunk for the whole sequence FLASH is the quadratic unit: the same values. Where every key "
-        "is seen, the quadratic unit's operations grow as the square of the length, by definition. Every model uses "
-        "its attention: without it a model sees one letter, and knows no more than the table of pairs of letters, "
-        "which is counted over the training text; each is 0.3 bits below that at least. A better model is seen to be "
-        "better: quadratic units of twice the width win by 0.05 bits at least. Every training is over.",
-        measures="Bits per letter on held-out addresses, causal models of two gated units with rotary positions, 256 "
-        "letters in chunks of 32, trained on the others on the same samples, both with weights divided by the number "
-        "of visible keys. Operations of one forward pass of the mechanism by length, bidirectional (causal ones skip "
-        "what is not seen, in pieces), counted without a clock.",
-    )
     controls = (
-        Control(value="whole", title="one chunk: FLASH - quadratic, largest difference", expected=0.0, tolerance=1e-5),
-        Control(value="quadratic", title="quadratic: operations ~ length to the power of", expected=2.0, tolerance=0.1),
-        Control(value="read", title="1 if every model uses its attention", expected=1.0, tolerance=0.0, small=False),
-        Control(value="seen", title="1 if twice the width wins", expected=1.0, tolerance=0.0, small=False),
+        Control("whole", "one chunk: FLASH - quadratic, largest difference", 0.0, tolerance=1e-5),
+        Control("quadratic", "quadratic: operations ~ length to the power of", 2.0, tolerance=0.1),
+        Control("read", "1 if every model uses its attention", 1.0, tolerance=0.0, small=False),
+        Control("seen", "1 if twice the width wins", 1.0, tolerance=0.0, small=False),
         OVER,
     )
     findings = (
-        Finding(value="bits", title="bits per letter, FLASH - quadratic", at_most=0.05),
-        Finding(value="linear", title="FLASH: operations ~ length to the power of", at_most=1.1),
+        Finding("bits", "bits per letter, FLASH - quadratic", at_most=0.05),
+        Finding("linear", "FLASH: operations ~ length to the power of", at_most=1.1),
         Finding(
-            value="across",
-            title="FLASH: bits per letter of the last chunk, alone - after the others",
-            at_least=0.05,
-            states=False,
+            "across", "FLASH: bits per letter of the last chunk, alone - after the others", at_least=0.05, states=False
         ),
         Finding(
-            value="before",
-            title="quadratic: bits per letter of the last chunk, alone - after the others",
+            "before",
+            "quadratic: bits per letter of the last chunk, alone - after the others",
             at_least=0.05,
             states=False,
         ),
     )
     least_seeds = 5
     revised = Revision(
-        what="Three of five trainings of FLASH read no context, since units started where they hardly learn: they "
+        "Three of five trainings of FLASH read no context, since units started where they hardly learn: they "
         "start with gains of 1 now and are trained to a learning rate of 0, at half the width and half the length. "
         "The control of n^2 counted the causal form, which skips what is not seen. The bounds are as they were; two "
         "controls, and what the letters before a chunk are worth, are new.",
-        seen=(0, 1, 2, 3, 4, 900),
+        (0, 1, 2, 3, 4, 900),
     )
     plots = (
-        Plot(name="bits", title="Held-out text", x="", y="bits per letter"),
-        Plot(name="operations", title="One forward pass", x="length", y="operations", log_x=True, log_y=True),
-        Plot(name="loss", title="Training", x="step", y="bits per letter"),
+        Plot("bits", "Held-out text", "", "bits per letter"),
+        Plot("operations", "One forward pass", "length", "operations", log_x=True, log_y=True),
+        Plot("loss", "Training", "step", "bits per letter"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {
-        "chunk_size": 8,
-        "length": 16,
-        "steps": 20,
-        "batch": 4,
-        "samples": 20,
-        "lengths": (512, 1024, 2048),
-    }
 
     flash: str = "mixed_chunk(chunk_size={chunk_size}, normaliser=visible)"
     quadratic: str = "relu_squared(normaliser=visible)"
-    chunk_size: int = 32
+    chunk_size: int = setting(32, tiny=8)
     dim: int = 32
-    length: int = 256
-    lengths: tuple[int, ...] = (512, 1024, 2048, 4096)
+    length: int = setting(256, tiny=16)
+    lengths: tuple[int, ...] = setting((512, 1024, 2048, 4096), tiny=(512, 1024, 2048))
     """at which operations are counted"""
-    steps: int = 700
+    steps: int = setting(700, tiny=20)
     learning_rate: float = 1.2e-2
-    batch: int = 2
-    samples: int = 128
+    batch: int = setting(2, tiny=4)
+    samples: int = setting(128, tiny=20)
     """of held-out text"""
 
     def observe(self, seed: int) -> Observation:
-        """Train all; count both."""
         new = samples("valid", self.samples, self.length, generator(seed, "valid"))
         flash, quadratic = (spec.format(chunk_size=self.chunk_size) for spec in (self.flash, self.quadratic))
         models = {"FLASH": (flash, self.dim), "quadratic": (quadratic, self.dim), "wide": (quadratic, 2 * self.dim)}
         found = {
             name: learned(
-                self.config(spec, dim, seed),
-                new,
-                steps=self.steps,
-                batch=self.batch,
-                learning_rate=self.learning_rate,
+                self.config(spec, dim, seed), new, steps=self.steps, batch=self.batch, learning_rate=self.learning_rate
             )
             for name, (spec, dim) in models.items()
         }
@@ -154,19 +132,19 @@ class FlashAgainstGau(Claim):
         return lost[0] - lost[1]
 
     def config(self, spec: str, dim: int, seed: int) -> ModelConfig:
-        """Two gated units."""
-        return ModelConfig(
-            vocab_size=LETTERS,
+        return shape(
+            self,
+            LETTERS,
+            seed,
             dim=dim,
             layers=2,
             heads=1,
             head_dim=dim // 2,
-            attention=(spec,),
+            attention=spec,
             block="gated_unit",
             mlp="none",
             bias=True,
             max_length=self.length,
-            seed=seed,
         )
 
     def call(self, spec: str, length: int, seed: int, *, causal: bool = False) -> partial:

@@ -1,14 +1,25 @@
-"""Weights that look at the modalities against adding and concatenating them."""
+"""Attention fusion against adding and concatenating.
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+Claim: Modalities combined with weights learned from what they hold serve better than added or concatenated ones,
+because what is noise differs from sample to sample.
+Source: Yang et al. 2016, section 2.2, for words; surveys of attention carry it over to modalities
+Control: A linear layer that is given the reliable modality: it separates the classes, so its accuracy is 1 up to the
+noise.
+Measured: Accuracy on new samples of a linear layer on the fusion, on the sum and on the concatenation, after the same
+training: two modalities, each the pattern of a class plus noise and a flag of its reliability; the unreliable one shows
+another class. Adding and concatenating cannot do better than 1/2: no linear layer multiplies a flag with a pattern. An
+MLP on the concatenation can; it is shown beside them, with no fewer weights than the fusion, and is not part of the
+claim.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from evidence.claims._base import About, Claim, Control, Finding, Observation, Plot
+from evidence.claims._base import Claim, Control, Finding, Observation, Plot, setting
 from regard.core.attention import generator
 from regard.layer import linear
 from regard.models.fusion import Fusion
@@ -23,32 +34,13 @@ class Shown(NamedTuple):
     reliable: Tensor
 
 
-@dataclass(frozen=True)
 class FusionBeatsConcatenation(Claim):
-    """Two modalities of which one, said by a flag inside it, shows the class and the other one a wrong class."""
-
-    about = About(
-        title="Attention fusion against adding and concatenating",
-        says="Modalities combined with weights learned from what they hold serve better than added or concatenated "
-        "ones, because what is noise differs from sample to sample.",
-        source="Yang et al. 2016, section 2.2, for words; surveys of attention carry it over to modalities",
-        control="A linear layer that is given the reliable modality: it separates the classes, so its accuracy is 1 up "
-        "to the noise.",
-        measures="Accuracy on new samples of a linear layer on the fusion, on the sum and on the concatenation, after "
-        "the same training: two modalities, each the pattern of a class plus noise and a flag of its reliability; the "
-        "unreliable one shows another class. Adding and concatenating cannot do better than 1/2: no linear layer "
-        "multiplies a flag with a pattern. An MLP on the concatenation can; it is shown beside them, with no fewer "
-        "weights than the fusion, and is not part of the claim.",
-    )
-    controls = (Control(value="told", title="accuracy when told which", expected=1.0, tolerance=0.02),)
+    controls = (Control("told", "accuracy when told which", 1.0, tolerance=0.02),)
     findings = (
-        Finding(value="over sum", title="fusion - sum, accuracy", at_least=0.1, resolution=1 / 4000),
-        Finding(
-            value="over concatenation", title="fusion - concatenation, accuracy", at_least=0.1, resolution=1 / 4000
-        ),
+        Finding("over sum", "fusion - sum, accuracy", at_least=0.1, resolution=1 / 4000),
+        Finding("over concatenation", "fusion - concatenation, accuracy", at_least=0.1, resolution=1 / 4000),
     )
-    plots = (Plot(name="accuracy", title="Accuracy by way of combining", x="way", y="accuracy"),)
-    tiny: ClassVar[Mapping[str, object]] = {"steps": 80}
+    plots = (Plot("accuracy", "Accuracy by way of combining", "way", "accuracy"),)
 
     learned: bool = True
     """False: the fusion's query stays 0, so that it weighs all alike"""
@@ -56,12 +48,11 @@ class FusionBeatsConcatenation(Claim):
     width: int = 16
     """channels of a pattern; one more is the flag"""
     noise: float = 0.3
-    steps: int = 600
+    steps: int = setting(600, tiny=80)
     batch: int = 128
     questions: int = 4000
 
     def observe(self, seed: int) -> Observation:
-        """Train every way on the same samples, then count on new ones."""
         patterns = torch.randn(self.classes, self.width, generator=generator(seed, "patterns"))
         new = self.shown(patterns, self.questions, generator(seed, "new"))
         accuracies: dict[str, float] = {}
@@ -84,7 +75,6 @@ class FusionBeatsConcatenation(Claim):
         return Observation(values, {"accuracy": {"accuracy": (list(accuracies), list(accuracies.values()))}})
 
     def shown(self, patterns: Tensor, count: int, draw: torch.Generator) -> Shown:
-        """New samples."""
         labels = torch.randint(0, self.classes, (count,), generator=draw)
         wrong = (labels + torch.randint(1, self.classes, (count,), generator=draw)) % self.classes
         reliable = torch.randint(0, 2, (count,), generator=draw)

@@ -1,14 +1,23 @@
-"""Heads with quadratic positions that learn a convolution."""
+"""Heads with quadratic positions learn to convolve.
+
+Claim: With learned centres and widths, heads come to look at one pixel each, at fixed shifts around the query that
+together form the grid of a kernel; K^2 heads are what a kernel of K x K takes.
+Source: Cordonnier, Loukas, Jaggi 2020, section 4.2 and figures 3 and 4; theorem 1
+Control: One head can win: it learns a convolution of 1 x 1. Attention made from the convolution has no error. As a
+matrix of channels x taps, the kernel has a best approximation of rank h: h heads lose at least what that leaves. Every
+training is over.
+Measured: The layer of attention by position alone, with K^2 heads, more, and fewer, trained on fresh random images
+against a random convolution of 3 x 3. Mean squared error over the variance of the output; taps at which a head looks
+(it is nearest to its centre, at least half of the head's weight on one pixel).
+"""
 
 import pkgutil
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, setting
 from evidence.claims._plateau import FINISHED, change
 from evidence.claims.convolution_equality import drawn_convolution
 from regard.core.attention import generator
@@ -20,62 +29,38 @@ FEW = 4
 """heads, fewer than taps"""
 
 
-@dataclass(frozen=True)
 class GaussianHeads(Claim):
-    """Centres and widths of heads are learned from what a random convolution gives, for several numbers of heads."""
-
-    about = About(
-        title="Heads with quadratic positions learn to convolve",
-        says="With learned centres and widths, heads come to look at one pixel each, at fixed shifts around the query "
-        "that together form the grid of a kernel; K^2 heads are what a kernel of K x K takes.",
-        source="Cordonnier, Loukas, Jaggi 2020, section 4.2 and figures 3 and 4; theorem 1",
-        control="One head can win: it learns a convolution of 1 x 1. Attention made from the convolution has no error. "
-        "As a matrix of channels x taps, the kernel has a best approximation of rank h: h heads lose at least what "
-        "that leaves. Every training is over.",
-        measures="The layer of attention by position alone, with K^2 heads, more, and fewer, trained on fresh random "
-        "images against a random convolution of 3 x 3. Mean squared error over the variance of the output; taps at "
-        "which a head looks (it is nearest to its centre, at least half of the head's weight on one pixel).",
-    )
     controls = (
-        Control(value="one tap", title="1 x 1, one head: error", expected=0.0, tolerance=0.01, small=False),
-        Control(value="made", title="made from the convolution: error", expected=0.0, tolerance=1e-6),
-        Control(value="below", title="4 heads: what they lose less than rank 4 does", expected=0.0, tolerance=0.02),
+        Control("one tap", "1 x 1, one head: error", 0.0, tolerance=0.01, small=False),
+        Control("made", "made from the convolution: error", 0.0, tolerance=1e-6),
+        Control("below", "4 heads: what they lose less than rank 4 does", 0.0, tolerance=0.02),
         FINISHED,
     )
     findings = (
-        Finding(value="error", title="K^2 heads: error", at_most=0.05),
-        Finding(value="taps", title="K^2 heads: share of taps at which a head looks", at_least=0.9),
-        Finding(value="few", title="4 heads: error", at_least=0.2),
-        Finding(value="more", title="twice K^2 heads: error", at_most=0.05, states=False),
+        Finding("error", "K^2 heads: error", at_most=0.05),
+        Finding("taps", "K^2 heads: share of taps at which a head looks", at_least=0.9),
+        Finding("few", "4 heads: error", at_least=0.2),
+        Finding("more", "twice K^2 heads: error", at_most=0.05, states=False),
     )
     least_seeds = 5
     plots = (
-        Plot(name="error", title="Error over the number of heads", x="heads", y="share of the variance"),
-        Plot(name="loss", title="Training", x="step", y="share of the variance", log_y=True),
+        Plot("error", "Error over the number of heads", "heads", "share of the variance"),
+        Plot("loss", "Training", "step", "share of the variance", log_y=True),
     )
-    tiny: ClassVar[Mapping[str, object]] = {
-        "side": 5,
-        "channels": (1, 9),
-        "steps": 60,
-        "batch": 2,
-        "rate": 0.05,
-        "images": 8,
-    }
 
     attention: str = "regard.integrations.convolution:ConvolutionAttention"
     """the class of the layer, as module:Class"""
     learned: bool = True
     """whether centres and widths are; else they stay where they were drawn"""
-    channels: tuple[int, int] = (3, 16)
-    side: int = 8
-    steps: int = 1500
-    batch: int = 4
-    rate: float = 0.03
-    images: int = 32
+    channels: tuple[int, int] = setting((3, 16), tiny=(1, 9))
+    side: int = setting(8, tiny=5)
+    steps: int = setting(1500, tiny=60)
+    batch: int = setting(4, tiny=2)
+    rate: float = setting(0.03, tiny=0.05)
+    images: int = setting(32, tiny=8)
     """to try on"""
 
     def observe(self, seed: int) -> Observation:
-        """Train each number of heads on the same images, then count what is lost."""
         kernel = drawn_convolution(self.channels, KERNEL, generator(seed, "kernel")).float()
         point = drawn_convolution(self.channels, 1, generator(seed, "point")).float()
         new = self.drawn(self.images, generator(seed, "new"))
@@ -111,11 +96,9 @@ class GaussianHeads(Claim):
 
     @property
     def layer(self) -> Any:
-        """The class of the layer."""
         return pkgutil.resolve_name(self.attention)
 
     def trained(self, convolution: nn.Conv2d, heads: int, seed: int) -> tuple[nn.Module, Curve]:
-        """A layer of so many heads, and its loss on the way."""
         layer = self.layer(*self.channels, heads=heads, seed=seed)
         draw = generator(seed, "images")
         if not self.learned:
@@ -123,10 +106,7 @@ class GaussianHeads(Claim):
             layer.centre.requires_grad_(False)
         weights = [weight for weight in layer.parameters() if weight.requires_grad]
         curve = fit(
-            weights,
-            lambda: error(layer, convolution, self.drawn(self.batch, draw)),
-            steps=self.steps,
-            rate=self.rate,
+            weights, lambda: error(layer, convolution, self.drawn(self.batch, draw)), steps=self.steps, rate=self.rate
         )
         return layer, curve
 

@@ -1,74 +1,63 @@
-"""How fast information mixes over the graph of who attends to whom."""
+"""Random and global keys make attention mix fast.
+
+Claim: A window alone is a poor graph: its diameter grows with the length, and its second eigenvalue is close to the
+first. Random edges make paths logarithmic and open a spectral gap, so that information mixes fast. One global token
+makes every pair two hops.
+Source: Zaheer et al. 2020, section 2 (Watts and Strogatz 1998 for the graphs); the two hops: Ainslie et al. 2020
+Control: Graphs with known values: full attention has diameter 1 and second eigenvalue 0; a ring of n, each seeing
+itself and its neighbours, has diameter n // 2 and second eigenvalue (1 + 2 cos(2 pi / n)) / 3; a window of 8 has
+diameter ceil((n - 1) / 8).
+Measured: The graph is read off the mechanism: a pair is an edge where its effective weight is above 0. Hops from every
+position to every other, exactly, as powers of the graph; the eigenvalues of the walk that attends evenly to what it may
+see, D^-1 A. Windows beside random or global keys are so much smaller that neither graph has more edges than the window
+alone.
+"""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from regard import Heads, build, weights
 from regard.core.attention import generator
 
 
-@dataclass(frozen=True)
 class GraphMixing(Claim):
-    """Diameter and second eigenvalue of attention graphs, exactly."""
-
-    about = About(
-        title="Random and global keys make attention mix fast",
-        says="A window alone is a poor graph: its diameter grows with the length, and its second eigenvalue is close "
-        "to the first. Random edges make paths logarithmic and open a spectral gap, so that information mixes fast. "
-        "One global token makes every pair two hops.",
-        source="Zaheer et al. 2020, section 2 (Watts and Strogatz 1998 for the graphs); the two hops: Ainslie et al. "
-        "2020",
-        control="Graphs with known values: full attention has diameter 1 and second eigenvalue 0; a ring of n, each "
-        "seeing itself and its neighbours, has diameter n // 2 and second eigenvalue (1 + 2 cos(2 pi / n)) / 3; a "
-        "window of 8 has diameter ceil((n - 1) / 8).",
-        measures="The graph is read off the mechanism: a pair is an edge where its effective weight is above 0. "
-        "Hops from every position to every other, exactly, as powers of the graph; the eigenvalues of the walk that "
-        "attends evenly to what it may see, D^-1 A. Windows beside random or global keys are so much smaller that "
-        "neither graph has more edges than the window alone.",
-    )
     controls = (
-        Control(value="full diameter", title="full attention: diameter", expected=1, tolerance=0),
-        Control(value="full second", title="full attention: second eigenvalue", expected=0, tolerance=1e-6),
-        Control(value="ring hops", title="ring: diameter - n // 2", expected=0, tolerance=0),
-        Control(value="ring error", title="ring: second eigenvalue - theory", expected=0, tolerance=1e-9),
-        Control(value="narrow hops", title="window of 8: diameter - ceil((n - 1) / 8)", expected=0, tolerance=0),
+        Control("full diameter", "full attention: diameter", 1, tolerance=0),
+        Control("full second", "full attention: second eigenvalue", 0, tolerance=1e-6),
+        Control("ring hops", "ring: diameter - n // 2", 0, tolerance=0),
+        Control("ring error", "ring: second eigenvalue - theory", 0, tolerance=1e-9),
+        Control("narrow hops", "window of 8: diameter - ceil((n - 1) / 8)", 0, tolerance=0),
     )
     findings = (
-        Finding(value="random density", title="window and random: edges / window alone", at_most=1.0),
-        Finding(value="global density", title="window and global: edges / window alone", at_most=1.0),
-        Finding(value="random hops", title="window and random: diameter / log2 n", at_most=1.0),
-        Finding(value="random growth", title="window and random: diameter at n / at n/4", at_most=2.0),
-        Finding(value="window growth", title="window alone: diameter at n / at n/4", at_least=3.5),
-        Finding(value="random gain", title="spectral gap, window and random / window alone", at_least=10.0),
-        Finding(value="global gain", title="spectral gap, window and global / window alone", at_least=10.0),
-        Finding(value="global diameter", title="window and global: diameter", at_most=2.0),
+        Finding("random density", "window and random: edges / window alone", at_most=1.0),
+        Finding("global density", "window and global: edges / window alone", at_most=1.0),
+        Finding("random hops", "window and random: diameter / log2 n", at_most=1.0),
+        Finding("random growth", "window and random: diameter at n / at n/4", at_most=2.0),
+        Finding("window growth", "window alone: diameter at n / at n/4", at_least=3.5),
+        Finding("random gain", "spectral gap, window and random / window alone", at_least=10.0),
+        Finding("global gain", "spectral gap, window and global / window alone", at_least=10.0),
+        Finding("global diameter", "window and global: diameter", at_most=2.0),
     )
     revised = Revision(
-        what="The graphs and one control were replaced before the record. Whether numbers had been seen is not "
-        "recorded.",
-        seen=(0, 1, 2),
+        "The graphs and one control were replaced before the record. Whether numbers had been seen is not recorded.",
+        (0, 1, 2),
     )
     plots = (
-        Plot(name="reached", title="Pairs within so many hops", x="hops", y="share of all pairs", log_x=True),
-        Plot(name="second", title="Second eigenvalue", x="", y="absolute value"),
+        Plot("reached", "Pairs within so many hops", "hops", "share of all pairs", log_x=True),
+        Plot("second", "Second eigenvalue", "", "absolute value"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"length": 256}
 
-    length: int = 1024
+    length: int = setting(1024, tiny=256)
     window: str = "local(window=12)"
     random: str = "bigbird(block_size=4, num_random=3, num_global=0, last_global=False)"
     globally: str = "longformer(window=8, num_global=3)"
     full: str = "softmax"
 
     def observe(self, seed: int) -> Observation:
-        """Every graph of one seed."""
         values: dict[str, float] = {}
         curves: dict[str, dict[str, Curve]] = {"reached": {}, "second": {}}
         graphs = {
@@ -100,7 +89,6 @@ class GraphMixing(Claim):
 
 
 def edges(spec: str, length: int, seed: int) -> Bool[Tensor, "queries keys"]:
-    """The pairs of a mechanism whose weight is above 0."""
     q, k = torch.randn(2, 1, 1, length, 8, generator=generator(seed, "queries and keys"))
     mechanism = build(spec, Heads(count=1, key_dim=8, value_dim=256, max_length=length, seed=seed))
     return weights(mechanism, q, k)[0, 0] > 0

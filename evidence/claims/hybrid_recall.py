@@ -1,12 +1,21 @@
-"""Exact attention in a part of a linear model."""
+"""Hybrids retrieve like softmax.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+Claim: Softmax where exactness matters and linear attention elsewhere, by layer or by distance, keeps exact retrieval at
+little cost: a remedy of the exact-retrieval article.
+Source: The exact-retrieval article, its remedy of hybrids; Arora et al. 2024, Based (a window beside linear attention)
+Control: In the same model and training softmax answers everything; a window in both layers alone does no better than a
+guess among the stored values where a question lies beyond what its layers reach. The hybrids can win: with one pair to
+remember the mixture by layer, and by distance with a window over everything, answer all. Every training is over.
+Measured: Accuracy on associative recall (MQAR) of two layers: linear attention, softmax, one layer of each, and a
+window of exact weights with a linear far field under one normaliser. Questions are counted as near if the key that they
+ask for lies within the window, else as far.
+"""
+
+from dataclasses import replace
 
 import torch
 
-from evidence.claims._base import About, Control, Curve, Finding, Observation, Plot, Revision
+from evidence.claims._base import Control, Curve, Finding, Observation, Plot, Revision, setting
 from evidence.claims._plateau import FINISHED, change
 from evidence.claims._recall import RecallClaim
 from regard.models import LanguageModel
@@ -15,61 +24,37 @@ from regard_lab.tasks.base import IGNORE
 from regard_lab.tasks.recall import RecallTask
 
 
-@dataclass(frozen=True)
 class HybridRecall(RecallClaim):
-    """Recall of linear attention, of softmax, and of mixtures by layer and by distance."""
-
-    about = About(
-        title="Hybrids retrieve like softmax",
-        says="Softmax where exactness matters and linear attention elsewhere, by layer or by distance, keeps exact "
-        "retrieval at little cost: a remedy of the exact-retrieval article.",
-        source="The exact-retrieval article, its remedy of hybrids; Arora et al. 2024, Based (a window beside linear "
-        "attention)",
-        control="In the same model and training softmax answers everything; a window in both layers alone does no "
-        "better than a guess among the stored values where a question lies beyond what its layers reach. The hybrids "
-        "can win: with one pair to remember the mixture by layer, and by distance with a window over everything, "
-        "answer all. Every training is over.",
-        measures="Accuracy on associative recall (MQAR) of two layers: linear attention, softmax, one layer of each, "
-        "and a window of exact weights with a linear far field under one normaliser. Questions are counted as near if "
-        "the key that they ask for lies within the window, else as far.",
-    )
     controls = (
-        Control(value="softmax", title="softmax: accuracy", expected=1.0, tolerance=0.05),
-        Control(value="blind", title="window alone, beyond its reach: accuracy", expected=0.25, tolerance=0.25),
-        Control(value="easy by layer", title="one pair, linear, then softmax: accuracy", expected=1.0, tolerance=0.05),
-        Control(
-            value="easy by distance",
-            title="window over everything and far field: accuracy",
-            expected=1.0,
-            tolerance=0.05,
-        ),
+        Control("softmax", "softmax: accuracy", 1.0, tolerance=0.05),
+        Control("blind", "window alone, beyond its reach: accuracy", 0.25, tolerance=0.25),
+        Control("easy by layer", "one pair, linear, then softmax: accuracy", 1.0, tolerance=0.05),
+        Control("easy by distance", "window over everything and far field: accuracy", 1.0, tolerance=0.05),
         FINISHED,
     )
     findings = (
-        Finding(value="by layer", title="linear, then softmax: accuracy - softmax's", at_least=-0.05),
-        Finding(value="near", title="window and far field, near: accuracy - softmax's", at_least=-0.05),
-        Finding(value="far", title="window and far field, far: accuracy - linear's", at_least=0.05, states=False),
+        Finding("by layer", "linear, then softmax: accuracy - softmax's", at_least=-0.05),
+        Finding("near", "window and far field, near: accuracy - softmax's", at_least=-0.05),
+        Finding("far", "window and far field, far: accuracy - linear's", at_least=0.05, states=False),
     )
     least_seeds = 5
     revised = Revision(
-        what="The mixture by layer was still learning after its 200 steps, which are 2,000 now, with a control that "
+        "The mixture by layer was still learning after its 200 steps, which are 2,000 now, with a control that "
         "trainings are over and two that the hybrids can win; the far field, of which the claim does not speak, "
         "decides nothing.",
-        seen=(0, 1, 2),
+        (0, 1, 2),
     )
-    plots = (Plot(name="accuracy", title="Accuracy", x="", y="share that is right"),)
-    tiny: ClassVar[Mapping[str, object]] = {**RecallClaim.tiny, "steps": 25, "dim": 24, "window": 2}
-
+    plots = (Plot("accuracy", "Accuracy", "", "share that is right"),)
     softmax: str = "softmax"
     linear: str = "linear"
     by_layer: str = "linear / softmax"
     by_distance: str = "local_linear(window={window})"
     alone: str = "local(window={window})"
-    window: int = 4
-    steps: int = 2000
+    window: int = setting(4, tiny=2)
+    dim: int = setting(32, tiny=24)
+    steps: int = setting(2000, tiny=25)
 
     def observe(self, seed: int) -> Observation:
-        """Train five models and the hybrids where they must win; count near and far questions apart."""
         specs = {
             "softmax": self.softmax,
             "linear": self.linear,

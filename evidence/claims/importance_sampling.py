@@ -1,16 +1,28 @@
-"""Importance sampling of softmax attention: self-normalised and multiple."""
+"""Self-normalised importance sampling is biased as 1 / S, multiple importance sampling is not.
+
+Claim: Random features are self-normalised importance sampling of randomized attention, whose bias falls as 1 / S.
+Multiple importance sampling, one sample from each of C proposals, is unbiased for all weights alpha_c(w) that sum to
+one over c; the balance heuristic has less variance than equal weights, and the optimal weights have the least.
+Source: Zheng, Wang, Kong 2022, section 2.2 and 4; Veach and Guibas 1995; Owen 2013, chapter 9 (1 / S); Kondapaneni et
+al. 2019 (optimal weights)
+Control: Weights that sum to 1.1 give 1.1 times the output. The same estimates with 1 % of the values' root mean square
+added to their mean are told from softmax, for every choice of weights.
+Measured: A query and a few keys in float64. Self-normalised: Performer with independent rows, S features, its bias as
+root mean square of the mean error less what the variance leaves in it. Multiple: p(w) / g_c(w) alpha_c(w) f(w) summed
+over normal proposals around the keys; the optimal weights of one output coordinate come from moments estimated with
+samples of their own, so they are fixed while they are tested.
+"""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from evidence.claims._growth import exponent
 from evidence.claims.randomized_attention_bias import ALARM, SMALLEST_BIAS, Moments, moments
 from regard import Heads, build
@@ -20,59 +32,31 @@ EXCESS = 1.1
 """the sum of the weights of the control"""
 
 
-@dataclass(frozen=True)
 class ImportanceSampling(Claim):
-    """One query: softmax = E_p[f(w)], p a mixture of normal laws of known density, estimated from other laws."""
-
-    about = About(
-        title="Self-normalised importance sampling is biased as 1 / S, multiple importance sampling is not",
-        says="Random features are self-normalised importance sampling of randomized attention, whose bias falls as "
-        "1 / S. Multiple importance sampling, one sample from each of C proposals, is unbiased for all weights "
-        "alpha_c(w) that sum to one over c; the balance heuristic has less variance than equal weights, and the "
-        "optimal weights have the least.",
-        source="Zheng, Wang, Kong 2022, section 2.2 and 4; Veach and Guibas 1995; Owen 2013, chapter 9 (1 / S); "
-        "Kondapaneni et al. 2019 (optimal weights)",
-        control="Weights that sum to 1.1 give 1.1 times the output. The same estimates with 1 % of the values' root "
-        "mean square added to their mean are told from softmax, for every choice of weights.",
-        measures="A query and a few keys in float64. Self-normalised: Performer with independent rows, S features, its "
-        "bias as root mean square of the mean error less what the variance leaves in it. Multiple: p(w) / g_c(w) "
-        "alpha_c(w) f(w) summed over normal proposals around the keys; the optimal weights of one output coordinate "
-        "come from moments estimated with samples of their own, so they are fixed while they are tested.",
-    )
     controls = (
-        Control(value="excess", title="weights that sum to 1.1: estimate / softmax", expected=EXCESS, tolerance=0.02),
-        Control(value="power", title="coordinates where a bias of 1 % is seen", expected=1.0, tolerance=0.0),
+        Control("excess", "weights that sum to 1.1: estimate / softmax", EXCESS, tolerance=0.02),
+        Control("power", "coordinates where a bias of 1 % is seen", 1.0, tolerance=0.0),
     )
     findings = (
-        Finding(value="slope", title="self-normalised: bias ~ S to the power of", at_least=-1.25, at_most=-0.75),
-        Finding(value="log z last", title="self-normalised, most samples: log10 of largest |z|", at_least=1.0),
-        Finding(value="beyond equal", title="multiple, alpha = 1 / C: coordinates with |z| > 5", at_most=0),
-        Finding(value="beyond balance", title="multiple, balance heuristic: coordinates with |z| > 5", at_most=0),
-        Finding(
-            value="beyond corrected", title="multiple, balance + r_c - mean r: coordinates with |z| > 5", at_most=0
-        ),
-        Finding(value="beyond optimal", title="multiple, optimal alpha: coordinates with |z| > 5", at_most=0),
-        Finding(value="log z normalised", title="multiple, self-normalised: log10 of largest |z|", at_least=1.0),
-        Finding(value="gain balance", title="variance, balance / equal", at_most=0.95),
-        Finding(value="gain optimal", title="variance, optimal / balance", at_most=0.95),
+        Finding("slope", "self-normalised: bias ~ S to the power of", at_least=-1.25, at_most=-0.75),
+        Finding("log z last", "self-normalised, most samples: log10 of largest |z|", at_least=1.0),
+        Finding("beyond equal", "multiple, alpha = 1 / C: coordinates with |z| > 5", at_most=0),
+        Finding("beyond balance", "multiple, balance heuristic: coordinates with |z| > 5", at_most=0),
+        Finding("beyond corrected", "multiple, balance + r_c - mean r: coordinates with |z| > 5", at_most=0),
+        Finding("beyond optimal", "multiple, optimal alpha: coordinates with |z| > 5", at_most=0),
+        Finding("log z normalised", "multiple, self-normalised: log10 of largest |z|", at_least=1.0),
+        Finding("gain balance", "variance, balance / equal", at_most=0.95),
+        Finding("gain optimal", "variance, optimal / balance", at_most=0.95),
     )
     revised = Revision(
-        what="Of unbiased estimators it judged the largest z, and judges how many coordinates lie beyond 5; the "
+        "Of unbiased estimators it judged the largest z, and judges how many coordinates lie beyond 5; the "
         "optimal alpha is judged on its own coordinate.",
-        seen=(0, 1, 2),
+        (0, 1, 2),
     )
     plots = (
-        Plot(
-            name="bias",
-            title="Bias of the self-normalised estimate",
-            x="samples",
-            y="of the values",
-            log_x=True,
-            log_y=True,
-        ),
-        Plot(name="variance", title="Standard deviation of multiple importance sampling", x="", y="of the values"),
+        Plot("bias", "Bias of the self-normalised estimate", "samples", "of the values", log_x=True, log_y=True),
+        Plot("variance", "Standard deviation of multiple importance sampling", "", "of the values"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"redraws": 40, "heads": 256, "counts": (8, 32), "trials": 60_000}
 
     normalised: str = "performer(num_features={count}, orthogonal=False)"
     """random features whose S = num_features"""
@@ -82,15 +66,14 @@ class ImportanceSampling(Claim):
     dim: int = 2
     norm: float = 0.6
     """of q and k, scaled by dim^(-1/4)"""
-    counts: tuple[int, ...] = (8, 16, 32, 64)
-    heads: int = 4096
-    redraws: int = 100
-    trials: int = 300_000
+    counts: tuple[int, ...] = setting((8, 16, 32, 64), tiny=(8, 32))
+    heads: int = setting(4096, tiny=256)
+    redraws: int = setting(100, tiny=40)
+    trials: int = setting(300_000, tiny=60_000)
     """of multiple importance sampling"""
 
     @torch.no_grad()
     def observe(self, seed: int) -> Observation:
-        """The first half with a mechanism, the second from the densities."""
         draw = generator(seed, "importance_sampling")
         q, k, v = (torch.randn(n, self.dim, generator=draw, dtype=torch.float64) for n in (1, self.keys, self.keys))
         q, k = (self.norm * normalize(x, dim=-1) for x in (q, k))  # scaled by dim^(-1/4): a logit is q . k

@@ -1,50 +1,40 @@
-"""The capacity of a state of fixed size."""
+"""A state of fixed size forgets.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+Claim: Linear attention compresses the past into a matrix of fixed size, so exact retrieval fails as more is stored, and
+the size of the state sets how much: reason 1 of the exact-retrieval article.
+Source: The exact-retrieval article, reason 1; Arora et al. 2023, Zoology; Katharopoulos et al. 2020, Eq. 10
+Control: Softmax keeps every pair and finds all of them; equal weights find one of N.
+Measured: Recall of random unit values by random unit keys of width 32, without training. Signed identity features,
+whose answers depend on no scale; second-order features of the same vectors, with a state 33 times as large; positive
+random features at a logit of 8, with 16 to 256 features; and Linformer's untrained projection of all keys to 16 rows,
+at a logit of 64.
+"""
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from regard_lab.benchmark.capacity import decoded, recall
 
 FEATURES = (16, 64, 256)
 
 
-@dataclass(frozen=True)
 class InformationLoss(Claim):
-    """Untrained recall over the number of stored pairs, and over the number of features that hold them."""
-
-    about = About(
-        title="A state of fixed size forgets",
-        says="Linear attention compresses the past into a matrix of fixed size, so exact retrieval fails as more is "
-        "stored, and the size of the state sets how much: reason 1 of the exact-retrieval article.",
-        source="The exact-retrieval article, reason 1; Arora et al. 2023, Zoology; Katharopoulos et al. 2020, Eq. 10",
-        control="Softmax keeps every pair and finds all of them; equal weights find one of N.",
-        measures="Recall of random unit values by random unit keys of width 32, without training. Signed identity "
-        "features, whose answers depend on no scale; second-order features of the same vectors, with a state 33 times "
-        "as large; positive random features at a logit of 8, with 16 to 256 features; and Linformer's untrained "
-        "projection of all keys to 16 rows, at a logit of 64.",
-    )
     controls = (
-        Control(value="softmax", title="softmax, most pairs", expected=1.0, tolerance=1e-9),
-        Control(value="uniform", title="equal weights, pairs x recall", expected=1.0, tolerance=1e-9),
+        Control("softmax", "softmax, most pairs", 1.0, tolerance=1e-9),
+        Control("uniform", "equal weights, pairs x recall", 1.0, tolerance=1e-9),
     )
     findings = (
-        Finding(value="fall", title="identity: recall, fewest - most pairs", at_least=0.2),
-        Finding(value="order", title="most pairs: second-order - identity features", at_least=0.1),
-        Finding(value="features", title="middle pairs: 256 - 16 random features", at_least=0.1),
-        Finding(value="rank", title="most pairs: softmax - keys projected to 16 rows", at_least=0.1),
+        Finding("fall", "identity: recall, fewest - most pairs", at_least=0.2),
+        Finding("order", "most pairs: second-order - identity features", at_least=0.1),
+        Finding("features", "middle pairs: 256 - 16 random features", at_least=0.1),
+        Finding("rank", "most pairs: softmax - keys projected to 16 rows", at_least=0.1),
     )
     revised = Revision(
-        what="The finding on keys projected to 16 rows came with the record. Whether numbers had been seen is "
-        "not recorded.",
-        seen=(0, 1, 2),
+        "The finding on keys projected to 16 rows came with the record. Whether numbers had been seen is not recorded.",
+        (0, 1, 2),
     )
     plots = (
-        Plot(name="pairs", title="Recall over stored pairs", x="pairs", y="share found", log_x=True),
-        Plot(name="features", title="Recall over random features", x="features", y="share found", log_x=True),
+        Plot("pairs", "Recall over stored pairs", "pairs", "share found", log_x=True),
+        Plot("features", "Recall over random features", "features", "share found", log_x=True),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"pairs": (4, 16, 64), "trials": 2}
 
     softmax: str = "softmax"
     uniform: str = "uniform"
@@ -52,11 +42,10 @@ class InformationLoss(Claim):
     second: str = "linear(feature_map=taylor)"
     random: str = "performer(num_features={features})"
     low_rank: str = "linformer(rank=16)"
-    pairs: tuple[int, ...] = (8, 32, 128, 256)
-    trials: int = 8
+    pairs: tuple[int, ...] = setting((8, 32, 128, 256), tiny=(4, 16, 64))
+    trials: int = setting(8, tiny=2)
 
     def observe(self, seed: int) -> Observation:
-        """Ask all mechanisms for all numbers of pairs."""
         named = {"softmax": (self.softmax, 64.0), "identity": (self.identity, 1.0), "second order": (self.second, 8.0)}
         named |= {"rank 16": (self.low_rank, 64.0), "uniform": (self.uniform, 1.0)}
         recalls = {
@@ -77,5 +66,4 @@ class InformationLoss(Claim):
         return Observation(values, {"pairs": curves, "features": {f"{middle} pairs": (FEATURES, by_features)}})
 
     def share(self, spec: str, pairs: int, sharpness: float, seed: int) -> float:
-        """Recall of so many pairs."""
         return recall(decoded(spec, pairs, sharpness=sharpness, trials=self.trials, seed=seed))[0]

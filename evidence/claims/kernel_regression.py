@@ -1,70 +1,54 @@
-"""Attention as kernel regression, with an honest test error."""
+"""A learned bandwidth fits better and less smoothly.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+Claim: Averaging by a kernel of the distance predicts much better than the mean of all, and with a learned bandwidth it
+follows the data more closely, at the price of a less smooth curve.
+Source: Zhang et al., Dive into deep learning, section 10.2 of its first edition (attention pooling: Nadaraya-Watson
+kernel regression), after Nadaraya 1964 and Watson 1964
+Control: A bandwidth that is learned by leaving one point out reaches the least such error of a fine grid, in the median
+data set: in a few, descent ends beside it. A kernel so narrow that each point sees itself alone gives back the sample:
+error 0.
+Measured: Mean squared error against the true curve, which has no noise, over data sets of 50 points; each has a
+bandwidth of its own, learned without any point seeing itself; roughness is the sum of squared second differences of the
+predicted curve.
+"""
 
 import torch
 from torch import Tensor
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from regard import Attention, Heads, build
 from regard.core.attention import generator
 
 
-@dataclass(frozen=True)
 class KernelRegression(Claim):
-    """y = 2 sin x + x^0.8 + noise: a mean, a kernel of fixed width, and one whose width is learned."""
-
-    about = About(
-        title="A learned bandwidth fits better and less smoothly",
-        says="Averaging by a kernel of the distance predicts much better than the mean of all, and with a learned "
-        "bandwidth it follows the data more closely, at the price of a less smooth curve.",
-        source="Zhang et al., Dive into deep learning, section 10.2 of its first edition (attention pooling: "
-        "Nadaraya-Watson kernel regression), after Nadaraya 1964 and Watson 1964",
-        control="A bandwidth that is learned by leaving one point out reaches the least such error of a fine grid, in "
-        "the median data set: in a few, descent ends beside it. A kernel so narrow that each point sees itself alone "
-        "gives back the sample: error 0.",
-        measures="Mean squared error against the true curve, which has no noise, over data sets of 50 points; each "
-        "has a bandwidth of its own, learned without any point seeing itself; roughness is the sum of squared second "
-        "differences of the predicted curve.",
-    )
     controls = (
-        Control(
-            value="trained",
-            title="leave-one-out error / least of a grid, median data set",
-            expected=1.0,
-            tolerance=0.01,
-        ),
-        Control(value="interpolation", title="error on its own sample, narrowest kernel", expected=0.0, tolerance=1e-4),
+        Control("trained", "leave-one-out error / least of a grid, median data set", 1.0, tolerance=0.01),
+        Control("interpolation", "error on its own sample, narrowest kernel", 0.0, tolerance=1e-4),
     )
     findings = (
-        Finding(value="mean / fixed", title="test error, mean / w = 1", at_least=2.0),
-        Finding(value="learned / fixed", title="test error, learned w / w = 1", at_most=1.0),
-        Finding(value="closeness", title="error on the own sample, learned w / w = 1", at_most=1.0),
-        Finding(value="roughness", title="roughness, learned w / w = 1", at_least=1.0),
+        Finding("mean / fixed", "test error, mean / w = 1", at_least=2.0),
+        Finding("learned / fixed", "test error, learned w / w = 1", at_most=1.0),
+        Finding("closeness", "error on the own sample, learned w / w = 1", at_most=1.0),
+        Finding("roughness", "roughness, learned w / w = 1", at_least=1.0),
     )
     revised = Revision(
-        what="After a first record the control reads the median data set; before it, the steps had been 100 and became "
-        "300.",
-        seen=(0, 1, 2),
+        "After a first record the control reads the median data set; before it, the steps had been 100 and became 300.",
+        (0, 1, 2),
     )
     plots = (
-        Plot(name="fit", title="One data set", x="x", y="y"),
-        Plot(name="error", title="Mean squared error against the true curve", x="", y="error"),
+        Plot("fit", "One data set", "x", "y"),
+        Plot("error", "Mean squared error against the true curve", "", "error"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"datasets": 12, "steps": 80, "rate": 0.3}
 
     points: int = 50
-    datasets: int = 100
+    datasets: int = setting(100, tiny=12)
     noise: float = 0.5
-    steps: int = 300
-    rate: float = 0.1
+    steps: int = setting(300, tiny=80)
+    rate: float = setting(0.1, tiny=0.3)
     kernel: str = "gaussian"
     mean: str = "uniform"
 
     def observe(self, seed: int) -> Observation:
-        """Draw data sets, learn each bandwidth, predict the curve."""
         draw = generator(seed, "kernel_regression")
         shape = (1, self.datasets, self.points, 1)  # a data set is a head: each learns a bandwidth of its own
         x = 5 * torch.rand(shape, generator=draw)
@@ -96,11 +80,9 @@ class KernelRegression(Claim):
         return Observation(values, {"fit": lines, "error": bars})
 
     def build(self, spec: str) -> Attention:
-        """The mechanism, a head for each data set."""
         return build(spec, Heads(count=self.datasets, key_dim=1))
 
     def kernels(self, w: Tensor, *, left_out: bool = False) -> Attention:
-        """The kernel with these inverse bandwidths."""
         built = self.build(f"{self.kernel}(bandwidth='scalar', leave_one_out={left_out})")
         with torch.no_grad():
             built.weight.copy_(w)  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
@@ -108,7 +90,6 @@ class KernelRegression(Claim):
 
     @torch.no_grad()
     def predict(self, w: Tensor, at: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """The curve at some points."""
         return self.kernels(w)(at, x, y).values
 
     def learn(self, x: Tensor, y: Tensor) -> Tensor:

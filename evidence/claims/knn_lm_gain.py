@@ -1,24 +1,37 @@
-"""What neighbours from a datastore are worth to a decoder that is not trained any more."""
+"""Neighbours lower the bits of a decoder without training.
+
+Claim: Mixing in what followed the nearest contexts of a datastore lowers the perplexity of a trained model, with its
+own training text as datastore and, more, with that of another domain; and the more, the more contexts there are.
+Source: Khandelwal et al. 2020, section 4, tables 1, 3 and 4, figure 2a
+Control: A letter of the datastore that may find its own entry finds it first, and looked up alone it is certain; with
+that entry left out none finds it, and more than half of what the neighbours gained is lost. Where the letters of the
+datastore are shuffled, the weight that is chosen gains nothing. The training is over.
+Measured: Bits per letter of a decoder of two layers trained on addresses, alone and mixed with neighbours, on held-out
+addresses (datastore: letters of its training text) and on Acts (datastore: other books of the New Testament). Weight,
+neighbours and temperature are chosen on other held-out text, with the weight 0 among the choices. Keys are the input of
+the last MLP, searched exactly. Seen on a seed that does not count: 0.25 and 0.60 bits gained; bounds are not from
+there. Models are small and shortly trained, so that the datastore may know what a longer training would have taught.
+"""
 
 import math
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from evidence.claims._base import About, Claim, Control, Finding, Observation, Plot
+from evidence.claims._base import Claim, Control, Finding, Observation, Plot, setting
 from evidence.claims._letters import LETTERS, text, verses
 from evidence.claims._plateau import FINISHED, change
 from evidence.claims._remembering import on_letters
+from evidence.claims._training import decoder
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
+from regard.models import LanguageModel
 from regard_lab.benchmark.fitting import averages
 from regard_lab.retrieval.build import build
 from regard_lab.retrieval.datastore import Datastore
@@ -41,80 +54,48 @@ class Setting(NamedTuple):
     temperature: float
 
 
-@dataclass(frozen=True)
 class KnnLmGain(Claim):
-    """A decoder of addresses reads new addresses and verses, each with a datastore of other text of that kind."""
-
-    about = About(
-        title="Neighbours lower the bits of a decoder without training",
-        says="Mixing in what followed the nearest contexts of a datastore lowers the perplexity of a trained model, "
-        "with its own training text as datastore and, more, with that of another domain; and the more, the more "
-        "contexts there are.",
-        source="Khandelwal et al. 2020, section 4, tables 1, 3 and 4, figure 2a",
-        control="A letter of the datastore that may find its own entry finds it first, and looked up alone it is "
-        "certain; with that entry left out none finds it, and more than half of what the neighbours gained is lost. "
-        "Where the letters of the datastore are shuffled, the weight that is chosen gains nothing. The training is "
-        "over.",
-        measures="Bits per letter of a decoder of two layers trained on addresses, alone and mixed with neighbours, "
-        "on held-out addresses (datastore: letters of its training text) and on Acts (datastore: other books of "
-        "the New Testament). Weight, neighbours and temperature are chosen on other held-out text, with the weight 0 "
-        "among the choices. Keys are the input of the last MLP, searched exactly. Seen on a seed that does not count: "
-        "0.25 and 0.60 bits gained; bounds are not from there. Models are small and "
-        "shortly trained, so that the datastore may know what a longer training would have taught.",
-    )
     controls = (
-        Control(value="own first", title="own entry allowed: share that find it first", expected=1.0, tolerance=0.02),
-        Control(value="own alone", title="own entry alone: bits", expected=0.0, tolerance=0.05),
-        Control(value="own found", title="own entry left out: share that find it", expected=0.0, tolerance=0.0),
-        Control(
-            value="own wins",
-            title="1 if leaving it out loses half of the gain",
-            expected=1.0,
-            tolerance=0.0,
-        ),
-        Control(value="shuffled", title="shuffled letters: bits gained", expected=0.0, tolerance=0.005),
+        Control("own first", "own entry allowed: share that find it first", 1.0, tolerance=0.02),
+        Control("own alone", "own entry alone: bits", 0.0, tolerance=0.05),
+        Control("own found", "own entry left out: share that find it", 0.0, tolerance=0.0),
+        Control("own wins", "1 if leaving it out loses half of the gain", 1.0, tolerance=0.0),
+        Control("shuffled", "shuffled letters: bits gained", 0.0, tolerance=0.005),
         FINISHED,
     )
     findings = (
-        Finding(value="in domain", title="bits gained in domain", at_least=0.01),
-        Finding(value="other domain", title="bits gained in the other domain", at_least=0.01),
-        Finding(value="other - in", title="bits gained, other domain - in domain", at_least=0.0),
-        Finding(value="growth", title="in domain: bits gained, all - a sixteenth", at_least=0.0),
-        Finding(value="other growth", title="other domain: bits gained, all - a sixteenth", at_least=0.0),
-        Finding(
-            value="least step", title="least gain by four times as many, either domain", at_least=0.0, states=False
-        ),
+        Finding("in domain", "bits gained in domain", at_least=0.01),
+        Finding("other domain", "bits gained in the other domain", at_least=0.01),
+        Finding("other - in", "bits gained, other domain - in domain", at_least=0.0),
+        Finding("growth", "in domain: bits gained, all - a sixteenth", at_least=0.0),
+        Finding("other growth", "other domain: bits gained, all - a sixteenth", at_least=0.0),
+        Finding("least step", "least gain by four times as many, either domain", at_least=0.0, states=False),
     )
     least_seeds = 5
     plots = (
-        Plot(name="gain", title="Gain against datastore size", x="entries", y="bits per letter gained"),
-        Plot(name="loss", title="Training", x="step", y="nats per letter"),
+        Plot("gain", "Gain against datastore size", "entries", "bits per letter gained"),
+        Plot("loss", "Training", "step", "nats per letter"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {
-        "dim": 16, "layers": 1, "steps": 60, "batch": 8, "sizes": (64, 256, 1024), "queries": 8, "ks": (16,),
-        "length": 32, "learning_rate": 2e-2,
-    }  # fmt: skip
 
-    dim: int = 48
-    layers: int = 2
+    dim: int = setting(48, tiny=16)
+    layers: int = setting(2, tiny=1)
     heads: int = 4
-    length: int = 64
+    length: int = setting(64, tiny=32)
     """letters of a window, in training, in datastores and in tests"""
     skipped: int = 8
     """first letters of a window that are not asked for: contexts of one letter are equal"""
-    steps: int = 400
-    batch: int = 32
-    learning_rate: float = 1e-2
-    sizes: tuple[int, ...] = (4096, 16384, 65536)
+    steps: int = setting(400, tiny=60)
+    batch: int = setting(32, tiny=8)
+    learning_rate: float = setting(1e-2, tiny=2e-2)
+    sizes: tuple[int, ...] = setting((4096, 16384, 65536), tiny=(64, 256, 1024))
     """entries of the datastores, of which each holds the smaller ones"""
-    queries: int = 64
+    queries: int = setting(64, tiny=8)
     """windows to choose the setting on, and as many to test it"""
     lams: tuple[float, ...] = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
-    ks: tuple[int, ...] = (16, 64, 256)
+    ks: tuple[int, ...] = setting((16, 64, 256), tiny=(16,))
     temperatures: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0)
 
     def observe(self, seed: int) -> Observation:
-        """Train once; look both kinds of text up in their datastores."""
         model, nats = self.trained(seed)
         gains: dict[str, list[float]] = {}
         values: dict[str, float] = {"unfinished": change(nats)}
@@ -144,17 +125,7 @@ class KnnLmGain(Claim):
         return Observation(values, {"gain": curves, "loss": {"training": averages(nats)}})
 
     def trained(self, seed: int) -> tuple[LanguageModel, list[float]]:
-        """A decoder of addresses, and the nats of its training."""
-        shape = ModelConfig(
-            vocab_size=LETTERS,
-            dim=self.dim,
-            heads=self.heads,
-            layers=self.layers,
-            max_length=self.length,
-            short_convolution=3,
-            seed=seed,
-        )
-        model = LanguageModel(shape)
+        model = decoder(self, LETTERS, seed, max_length=self.length, short_convolution=3)
         nats = on_letters(model, self.length, steps=self.steps, batch=self.batch, learning_rate=self.learning_rate)
         return model, nats
 
@@ -186,11 +157,9 @@ class KnnLmGain(Claim):
         return Looked(nats, neighbours, targets, number)
 
     def chosen(self, looked: Looked) -> Setting:
-        """The best setting on the first half of the windows."""
         return self.best(half(looked, first=True))
 
     def best(self, looked: Looked) -> Setting:
-        """The best of all settings."""
         ks = [k for k in self.ks if k <= looked.neighbours.ids.shape[1]]
         found = sweep(looked, lams=self.lams, ks=ks, temperatures=self.temperatures)[0]
         return Setting(found.lam, found.k, found.temperature)

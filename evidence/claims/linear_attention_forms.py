@@ -1,12 +1,19 @@
-"""Four ways to the same causal linear attention."""
+"""Of the forms of linear attention the cumulative sum is the fastest, and the largest.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+Claim: Causal linear attention can be computed from all pairs (quadratic), one state after another (recurrent), chunk by
+chunk, or from all states at once by a cumulative sum; the last is the fastest and takes the most memory, length x
+features x value numbers.
+Source: The survey article's remarks on implementations of linear attention; chunks: Hua et al. 2022, FLASH, section 3.2
+Control: The forms give the same output. The cumulative sum holds every product of a key's features with its value (and
+1 for the denominator), and every sum of them: 2 length features (value + 1) numbers per head.
+Measured: Forward and backward in float32 on one core: processor time of calls in turns, and the most numbers alive at
+one time, counted in the forward call. The statement about speed is tried at the longest length against each other form;
+what it says of a GPU is not measured.
+"""
 
 import torch
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, setting
 from evidence.claims._growth import exponent
 from evidence.claims._turns import processor_seconds
 from regard import Heads, build
@@ -14,59 +21,36 @@ from regard.core.attention import Attention, generator
 from regard_lab.benchmark.cost import counted
 
 
-@dataclass(frozen=True)
 class LinearAttentionForms(Claim):
-    """Time and memory of the quadratic, recurrent, chunked and cumulative forms, forward and backward."""
-
-    about = About(
-        title="Of the forms of linear attention the cumulative sum is the fastest, and the largest",
-        says="Causal linear attention can be computed from all pairs (quadratic), one state after another (recurrent), "
-        "chunk by chunk, or from all states at once by a cumulative sum; the last is the fastest and takes the most "
-        "memory, length x features x value numbers.",
-        source="The survey article's remarks on implementations of linear attention; chunks: Hua et al. 2022, FLASH, "
-        "section 3.2",
-        control="The forms give the same output. The cumulative sum holds every product of a key's features with its "
-        "value (and 1 for the denominator), and every sum of them: 2 length features (value + 1) numbers per head.",
-        measures="Forward and backward in float32 on one core: processor time of calls in turns, and the most numbers "
-        "alive at one time, counted in the forward call. The statement about speed is tried at the longest length "
-        "against each other form; what it says of a GPU is not measured.",
-    )
     controls = (
-        Control(value="difference", title="forms: largest difference / largest output", expected=0.0, tolerance=1e-5),
-        Control(value="cumsum growth", title="cumsum: numbers ~ length to the power of", expected=1.0, tolerance=0.05),
-        Control(
-            value="cumsum size",
-            title="cumsum: numbers / (2 heads length dim (dim + 1))",
-            expected=1.0,
-            tolerance=0.1,
-        ),
+        Control("difference", "forms: largest difference / largest output", 0.0, tolerance=1e-5),
+        Control("cumsum growth", "cumsum: numbers ~ length to the power of", 1.0, tolerance=0.05),
+        Control("cumsum size", "cumsum: numbers / (2 heads length dim (dim + 1))", 1.0, tolerance=0.1),
     )
     findings = (
-        Finding(value="time recurrent", title="time, recurrent / cumsum", at_least=1.0),
-        Finding(value="time quadratic", title="time, quadratic / cumsum", at_least=1.0),
-        Finding(value="time chunked", title="time, chunked / cumsum", at_least=1.0),
-        Finding(value="numbers recurrent", title="numbers alive, cumsum / recurrent", at_least=2.0),
-        Finding(value="numbers quadratic", title="numbers alive, cumsum / quadratic", at_least=2.0),
-        Finding(value="numbers chunked", title="numbers alive, cumsum / chunked", at_least=2.0),
+        Finding("time recurrent", "time, recurrent / cumsum", at_least=1.0),
+        Finding("time quadratic", "time, quadratic / cumsum", at_least=1.0),
+        Finding("time chunked", "time, chunked / cumsum", at_least=1.0),
+        Finding("numbers recurrent", "numbers alive, cumsum / recurrent", at_least=2.0),
+        Finding("numbers quadratic", "numbers alive, cumsum / quadratic", at_least=2.0),
+        Finding("numbers chunked", "numbers alive, cumsum / chunked", at_least=2.0),
     )
     timed = True
     plots = (
-        Plot(name="time", title="Forward and backward", x="length", y="milliseconds", log_x=True, log_y=True),
-        Plot(name="numbers", title="Forward", x="length", y="most numbers alive", log_x=True, log_y=True),
+        Plot("time", "Forward and backward", "length", "milliseconds", log_x=True, log_y=True),
+        Plot("numbers", "Forward", "length", "most numbers alive", log_x=True, log_y=True),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"lengths": (128, 256), "rounds": 2}
 
     chunked: str = "linear"
     quadratic: str = "linear(impl=quadratic)"
     recurrent: str = "linear(impl=recurrent)"
     cumsum: str = "linear(impl=cumsum)"
-    lengths: tuple[int, ...] = (256, 512, 1024)
+    lengths: tuple[int, ...] = setting((256, 512, 1024), tiny=(128, 256))
     heads: int = 2
     dim: int = 64
-    rounds: int = 7
+    rounds: int = setting(7, tiny=2)
 
     def observe(self, seed: int) -> Observation:
-        """Build the forms, compare, count, time."""
         specs = {name: getattr(self, name) for name in ("chunked", "quadratic", "recurrent", "cumsum")}
         forms = {
             name: build(spec, Heads(count=self.heads, key_dim=self.dim, causal=True)) for name, spec in specs.items()

@@ -1,18 +1,28 @@
-"""Bits per letter over the length of Transformer-XL's memory."""
+"""A longer memory lowers the bits of text.
+
+Claim: With the memory of Transformer-XL a decoder predicts text better than with the segment alone, and clearly better
+with a memory of three times the length.
+Source: Dai et al. 2019, sections 3.2 and 4.3, tables 1, 6 and 7
+Control: Random symbols that repeat themselves after a lag. A memory that holds the lag can learn all of them, so that
+it saves every bit; one that is shorter than the lag, in one layer, saves none. The longer memory can win, and only it.
+No training that is compared was cut off, and twice the steps change the difference between the short memory and the
+longer one by less than what counts.
+Measured: Bits per letter on held-out addresses behind as many letters as the longest memory holds, the same for all, of
+decoders of two layers that were trained on the others, on the same samples within a seed and with the memory that they
+are measured with. The published ones were trained a thousand times as long.
+"""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from evidence.claims._letters import LETTERS, samples
 from evidence.claims._plateau import FINISHED, change, change_with_steps, lasting
 from evidence.claims._segments import Rows, lagged, learned, read
+from evidence.claims._training import decoder
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
+from regard.models import LanguageModel
 from regard_lab.benchmark.fitting import averages
 from regard_lab.tasks.base import IGNORE
 
@@ -20,73 +30,52 @@ EFFECT = 0.03
 """bits that a longer memory has to save more than a short one, to count"""
 
 
-@dataclass(frozen=True)
 class LongerMemory(Claim):
-    """The same decoder and the same segments with no memory, a short one and a longer one."""
-
-    about = About(
-        title="A longer memory lowers the bits of text",
-        says="With the memory of Transformer-XL a decoder predicts text better than with the segment alone, and "
-        "clearly better with a memory of three times the length.",
-        source="Dai et al. 2019, sections 3.2 and 4.3, tables 1, 6 and 7",
-        control="Random symbols that repeat themselves after a lag. A memory that holds the lag can learn all of "
-        "them, so that it saves every bit; one that is shorter than the lag, in one layer, saves none. The longer "
-        "memory can win, and only it. No training that is compared was cut off, and twice the steps change the "
-        "difference between the short memory and the longer one by less than what counts.",
-        measures="Bits per letter on held-out addresses behind as many letters as the longest memory holds, the same "
-        "for all, of decoders of two layers that were trained on the others, on the same samples within a seed and "
-        "with the memory that they are measured with. The published ones were trained a thousand times as long.",
-    )
     controls = (
-        Control(value="lag reached", title="lag within memory: share of bits saved", expected=1.0, tolerance=0.1),
-        Control(value="lag missed", title="lag beyond memory: share of bits saved", expected=0.0, tolerance=0.1),
+        Control("lag reached", "lag within memory: share of bits saved", 1.0, tolerance=0.1),
+        Control("lag missed", "lag beyond memory: share of bits saved", 0.0, tolerance=0.1),
         FINISHED,
         lasting(EFFECT),
     )
     findings = (
-        Finding(value="any", title="bits per letter, no memory - short memory", at_least=0.0),
-        Finding(value="longer", title="bits per letter, short - longer memory", at_least=EFFECT),
+        Finding("any", "bits per letter, no memory - short memory", at_least=0.0),
+        Finding("longer", "bits per letter, short - longer memory", at_least=EFFECT),
     )
     least_seeds = 8
     revised = Revision(
-        what="Trainings of 400 steps left the longer memory 0.022 bits behind the short one, not told from none, and "
+        "Trainings of 400 steps left the longer memory 0.022 bits behind the short one, not told from none, and "
         "nothing said whether they were long enough. With 700 steps, and a control that doubled them and asked the "
         "seed that moved most, the longer one saved -0.006 bits (-0.033 to 0.020), and that control was missed. A "
         "longer memory was to save any bits at all, which a gain of none can never be told from; it has to save 0.03 "
         "now, which is what was to be seen from the beginning. The control asks the mean of the seeds, of which there "
         "are 8. Steps and the other controls are as they were.",
-        seen=(0, 1, 2, 3, 4, 100, 101, 102, 103, 104),
+        (0, 1, 2, 3, 4, 100, 101, 102, 103, 104),
     )
     plots = (
-        Plot(name="bits", title="Held-out text", x="letters of memory", y="bits per letter"),
-        Plot(name="loss", title="Training", x="step", y="nats per letter"),
+        Plot("bits", "Held-out text", "letters of memory", "bits per letter"),
+        Plot("loss", "Training", "step", "nats per letter"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {
-        "dim": 16, "segment": 8, "memories": (8, 24), "rows": 4, "steps": 40, "batch": 4, "samples": 60,
-        "lag": 10, "lag_memories": (4, 12), "symbols": 2, "lag_steps": 120, "learning_rate": 2e-2,
-    }  # fmt: skip
 
     memory: str = "recent(length={length})"
-    memories: tuple[int, int] = (32, 96)
+    memories: tuple[int, int] = setting((32, 96), tiny=(8, 24))
     """letters of the short one and the longer one"""
-    segment: int = 32
-    rows: int = 4
+    segment: int = setting(32, tiny=8)
+    rows: int = setting(4, tiny=4)
     """segments of a row"""
-    dim: int = 32
+    dim: int = setting(32, tiny=16)
     layers: int = 2
     heads: int = 4
-    steps: int = 700
-    batch: int = 8
-    learning_rate: float = 1e-2
-    samples: int = 256
+    steps: int = setting(700, tiny=40)
+    batch: int = setting(8, tiny=4)
+    learning_rate: float = setting(1e-2, tiny=2e-2)
+    samples: int = setting(256, tiny=60)
     """rows of held-out text"""
-    lag: int = 20
-    lag_memories: tuple[int, int] = (8, 24)
-    lag_steps: int = 150
-    symbols: int = 4
+    lag: int = setting(20, tiny=10)
+    lag_memories: tuple[int, int] = setting((8, 24), tiny=(4, 12))
+    lag_steps: int = setting(150, tiny=120)
+    symbols: int = setting(4, tiny=2)
 
     def observe(self, seed: int) -> Observation:
-        """Train every memory on letters, and two on a lag."""
         bits: dict[int, float] = {}
         losses: dict[str, Curve] = {}
         unfinished: list[float] = []
@@ -115,18 +104,15 @@ class LongerMemory(Claim):
         return Observation(values, {"bits": {"held-out": (list(bits), list(bits.values()))}, "loss": losses})
 
     def model(self, length: int, symbols: int, segment: int, layers: int, seed: int) -> LanguageModel:
-        """A decoder with so long a memory; 0: none."""
-        shape = ModelConfig(
-            vocab_size=symbols,
-            dim=self.dim,
-            heads=self.heads,
+        return decoder(
+            self,
+            symbols,
+            seed,
             layers=layers,
             position="transformer_xl",
             memory=self.memory.format(length=length) if length else "none",
             max_length=segment,
-            seed=seed,
         )
-        return LanguageModel(shape)
 
     def letters(self, length: int, seed: int, steps: int) -> tuple[float, list[float]]:
         """Bits per letter on new text after so many steps, and the nats of the training."""

@@ -1,15 +1,30 @@
-"""Collisions of locality-sensitive hashes against their formulas."""
+"""Hashes collide as their formulas say, and amplification moves near and far apart.
+
+Claim: Two vectors at an angle t share the side of a random hyperplane with probability 1 - t / pi, and the nearest
+vertex of a random cross-polytope more rarely the larger t is. So both are locality-sensitive for any r < R: vectors
+within r of q collide with it with probability p or more, those beyond R with P or less, and p > P. The
+attention-paradigm article prints the second clause for vectors within R, which asks nothing of far ones, and p < P, and
+concludes about what lies between r and R, of which the definition says nothing. AND of k hashes gives p^k, OR of L
+gives 1 - (1 - p)^L, XOR of two 2 p (1 - p); AND, then OR moves p and P apart.
+Source: Charikar 2002, section 3; Andoni et al. 2015; Indyk and Motwani 1998, section 4; the attention-paradigm article,
+its definition of locality-sensitive hashing
+Control: A vector collides with itself at another length always, with its opposite never; at a right angle in one of two
+and in one of sixteen buckets, by symmetry. A wrong hash can be seen: random codes collide in half of the cases at every
+angle, which is 0.45 from the formula at 0.05 pi.
+Measured: Pairs of vectors of other lengths in random planes of a space of 16 dimensions at seven angles from 0.05 pi to
+0.9 pi, and 400,000 random hashes: of two buckets, whose formula is 1 - t / pi, and of sixteen, whose formula is a
+double integral over pairs of normal numbers. Rules take disjoint groups of these hashes. A share of 400,000 has a
+standard error of 0.0008 at most, of the 25,000 answers of AND, then OR 0.0032: biases of 0.01 and 0.03 would be seen.
+"""
 
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, setting
 from evidence.claims._hashes import (
     ONE_OF_TWO,
     Amplification,
@@ -36,63 +51,36 @@ TOGETHER = 20_000
 """hashes at a time"""
 
 
-@dataclass(frozen=True)
 class LshCollisions(Claim):
-    """Shares of random hashes in which two vectors collide, alone and under AND, OR and XOR."""
-
-    about = About(
-        title="Hashes collide as their formulas say, and amplification moves near and far apart",
-        says="Two vectors at an angle t share the side of a random hyperplane with probability 1 - t / pi, and the "
-        "nearest vertex of a random cross-polytope more rarely the larger t is. So both are locality-sensitive for any "
-        "r < R: vectors within r of q collide with it with probability p or more, those beyond R with P or less, and "
-        "p > P. The attention-paradigm article prints the second clause for vectors within R, which asks nothing of "
-        "far ones, and p < P, and concludes about what lies between r and R, of which the definition says nothing. "
-        "AND of k hashes gives p^k, OR of L gives 1 - (1 - p)^L, XOR of two 2 p (1 - p); AND, then OR moves p and P "
-        "apart.",
-        source="Charikar 2002, section 3; Andoni et al. 2015; Indyk and Motwani 1998, section 4; the "
-        "attention-paradigm article, its definition of locality-sensitive hashing",
-        control="A vector collides with itself at another length always, with its opposite never; at a right angle in "
-        "one of two and in one of sixteen buckets, by symmetry. A wrong hash can be seen: random codes collide in half "
-        "of the cases at every angle, which is 0.45 from the formula at 0.05 pi.",
-        measures="Pairs of vectors of other lengths in random planes of a space of 16 dimensions at seven angles from "
-        "0.05 pi to 0.9 pi, and 400,000 random hashes: of two buckets, whose formula is 1 - t / pi, and of sixteen, "
-        "whose formula is a double integral over pairs of normal numbers. Rules take disjoint groups of these hashes. "
-        "A share of 400,000 has a standard error of 0.0008 at most, of the 25,000 answers of AND, then OR 0.0032: "
-        "biases of 0.01 and 0.03 would be seen.",
-    )
     controls = (
-        Control(value="same", title="the same direction: share", expected=1.0, tolerance=0.0),
-        Control(value="opposite", title="the opposite direction: share", expected=0.0, tolerance=0.0),
-        Control(value="sign right", title="a right angle, two buckets: share", expected=0.5, tolerance=0.01),
-        Control(value="cross right", title="a right angle, sixteen buckets: share", expected=1 / 16, tolerance=0.01),
-        Control(value="codes", title="random codes: share - formula, furthest", expected=0.45, tolerance=0.01),
+        Control("same", "the same direction: share", 1.0, tolerance=0.0),
+        Control("opposite", "the opposite direction: share", 0.0, tolerance=0.0),
+        Control("sign right", "a right angle, two buckets: share", 0.5, tolerance=0.01),
+        Control("cross right", "a right angle, sixteen buckets: share", 1 / 16, tolerance=0.01),
+        Control("codes", "random codes: share - formula, furthest", 0.45, tolerance=0.01),
     )
     findings = (
-        Finding(value="sign", title="two buckets: share - formula, furthest", at_most=0.01),
-        Finding(value="cross", title="sixteen buckets: share - formula, furthest", at_most=0.01),
-        Finding(value="sign rules", title="two buckets, AND, OR, XOR: share - formula, furthest", at_most=0.03),
-        Finding(value="cross rules", title="sixteen buckets, AND, OR, XOR: share - formula, furthest", at_most=0.03),
-        Finding(value="sign falls", title="two buckets: least fall of the share to the next angle", at_least=0.001),
-        Finding(
-            value="cross falls", title="sixteen buckets: least fall of the share to the next angle", at_least=0.001
-        ),
-        Finding(value="steep", title="near - far: AND of 8, then OR of 8, over one hash", at_least=0.3),
+        Finding("sign", "two buckets: share - formula, furthest", at_most=0.01),
+        Finding("cross", "sixteen buckets: share - formula, furthest", at_most=0.01),
+        Finding("sign rules", "two buckets, AND, OR, XOR: share - formula, furthest", at_most=0.03),
+        Finding("cross rules", "sixteen buckets, AND, OR, XOR: share - formula, furthest", at_most=0.03),
+        Finding("sign falls", "two buckets: least fall of the share to the next angle", at_least=0.001),
+        Finding("cross falls", "sixteen buckets: least fall of the share to the next angle", at_least=0.001),
+        Finding("steep", "near - far: AND of 8, then OR of 8, over one hash", at_least=0.3),
     )
     least_seeds = 5
     plots = (
-        Plot(name="hashes", title="Collisions of one hash", x="angle / pi", y="share"),
-        Plot(name="rules", title="Two buckets, amplified", x="angle / pi", y="share"),
+        Plot("hashes", "Collisions of one hash", "angle / pi", "share"),
+        Plot("rules", "Two buckets, amplified", "angle / pi", "share"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"hashes": 48_000}
 
     sign: int = 2
     """buckets of the hash whose formula is 1 - t / pi"""
     cross: int = 16
-    hashes: int = 400_000
+    hashes: int = setting(400_000, tiny=48_000)
     dim: int = 16
 
     def observe(self, seed: int) -> Observation:
-        """Hash a vector and those at every angle to it; compare shares with formulas."""
         x, at_angles = vectors(self.dim, generator(seed, "vectors"))
         known = torch.stack([2.5 * x, -x])
         values: dict[str, float] = {}
@@ -157,12 +145,10 @@ def one_hash(name: str, angle: float, buckets: int) -> float:
 
 
 def share(met: Tensor) -> list[float]:
-    """Of each row."""
     return met.double().mean(-1).tolist()
 
 
 def furthest(measured: Sequence[float], expected: Sequence[float]) -> float:
-    """The largest difference."""
     return max(abs(one - other) for one, other in zip(measured, expected, strict=True))
 
 

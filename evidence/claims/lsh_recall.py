@@ -1,15 +1,28 @@
-"""How much of full attention random hashes find, by the number of rounds, and what the rest costs a model."""
+"""Eight rounds of hashing come close to full attention.
+
+Claim: Similar vectors may fall into different buckets, which several rounds of hashing make rare: with eight rounds LSH
+attention nearly matches full attention.
+Source: Kitaev, Kaiser, Levskaya 2020 (Reformer), sections 2 and 5, table 2
+Control: One bucket holds the whole mass. Hashing can win: of vectors in narrow bundles, whose keys of much weight lie
+at small angles, eight rounds find all of it. The model answers all with full attention, and next to nothing where
+attention gives 0, so that it needs what it attends to. A loss can be seen: in the buckets of another sequence, one
+round of them, where a key meets its query by chance, three quarters of the answers or more are lost.
+Measured: A model of one layer, with one projection for queries and keys and a convolution of width 2, is trained with
+full attention to recall 32 pairs of key and value of 128 tokens (MQAR), and then hashed with the same weights: 16
+buckets, that is 8 tokens each if they spread evenly. Answers lost on 250 new sequences, and means over the tokens that
+ask of the share of full attention's weights that lies on keys which share a bucket in one of so many rounds, and of the
+largest logit that does; the same of standard normal vectors. The paper loses 0.052 of its answers in this way at eight
+rounds, 0.475 at one, of sequences to duplicate.
+"""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
+from evidence.claims._training import shape
 from regard import Heads, build
 from regard.attention.routed.lsh import Buckets, Lsh
 from regard.core.attention import Attended, generator
@@ -22,79 +35,52 @@ from regard_lab.tasks.base import IGNORE
 from regard_lab.tasks.recall import RecallTask
 
 
-@dataclass(frozen=True)
 class LshRecall(Claim):
-    """Attention mass and nearest keys that share a bucket with their query, and the answers lost without the others."""
-
-    about = About(
-        title="Eight rounds of hashing come close to full attention",
-        says="Similar vectors may fall into different buckets, which several rounds of hashing make rare: with eight "
-        "rounds LSH attention nearly matches full attention.",
-        source="Kitaev, Kaiser, Levskaya 2020 (Reformer), sections 2 and 5, table 2",
-        control="One bucket holds the whole mass. Hashing can win: of vectors in narrow bundles, whose keys of much "
-        "weight lie at small angles, eight rounds find all of it. The model answers all with full attention, and next "
-        "to nothing where attention gives 0, so that it needs what it attends to. A loss can be seen: in the buckets "
-        "of another sequence, one round of them, where a key meets its query by chance, three "
-        "quarters of the answers or more are lost.",
-        measures="A model of one layer, with one projection for queries and keys and a convolution of width 2, is "
-        "trained with full attention to recall 32 pairs of key and value of 128 tokens (MQAR), and then hashed with "
-        "the same weights: 16 buckets, that is 8 tokens each if they spread evenly. Answers lost on 250 new "
-        "sequences, and means over the tokens that ask of the share of full attention's weights that lies on keys "
-        "which share a bucket in one of so many rounds, and of the largest logit that does; the same of standard "
-        "normal vectors. The paper loses 0.052 of its answers in this way at eight rounds, 0.475 at one, of sequences "
-        "to duplicate.",
-    )
     controls = (
-        Control(value="one bucket", title="one bucket: mass", expected=1.0, tolerance=1e-5),
-        Control(value="bundles", title="narrow bundles, eight rounds: mass", expected=1.0, tolerance=0.02),
-        Control(value="full", title="full attention: accuracy", expected=1.0, tolerance=0.05, small=False),
-        Control(value="cut", title="without attention: accuracy", expected=0.0, tolerance=0.1),
-        Control(value="strange", title="buckets of another sequence: accuracy", expected=0.0, tolerance=0.25),
+        Control("one bucket", "one bucket: mass", 1.0, tolerance=1e-5),
+        Control("bundles", "narrow bundles, eight rounds: mass", 1.0, tolerance=0.02),
+        Control("full", "full attention: accuracy", 1.0, tolerance=0.05, small=False),
+        Control("cut", "without attention: accuracy", 0.0, tolerance=0.1),
+        Control("strange", "buckets of another sequence: accuracy", 0.0, tolerance=0.25),
     )
     findings = (
-        Finding(value="mass", title="eight rounds: mass", at_least=0.9),
-        Finding(value="lost", title="eight rounds: accuracy lost", at_most=0.1, resolution=1 / 8000),
-        Finding(value="gain", title="mass, sixteen rounds - one", at_least=0.1),
-        Finding(
-            value="one lost", title="one round: accuracy lost", at_least=0.1, resolution=1 / 8000, states=False
-        ),
-        Finding(value="nearest", title="eight rounds: nearest key found", at_least=0.9, states=False),
-        Finding(value="random mass", title="random, eight rounds: mass", at_least=0.9, states=False),
-        Finding(value="random nearest", title="random, eight rounds: nearest key found", at_least=0.9, states=False),
-    )  # fmt: skip
+        Finding("mass", "eight rounds: mass", at_least=0.9),
+        Finding("lost", "eight rounds: accuracy lost", at_most=0.1, resolution=1 / 8000),
+        Finding("gain", "mass, sixteen rounds - one", at_least=0.1),
+        Finding("one lost", "one round: accuracy lost", at_least=0.1, resolution=1 / 8000, states=False),
+        Finding("nearest", "eight rounds: nearest key found", at_least=0.9, states=False),
+        Finding("random mass", "random, eight rounds: mass", at_least=0.9, states=False),
+        Finding("random nearest", "random, eight rounds: nearest key found", at_least=0.9, states=False),
+    )
     least_seeds = 5
     revised = Revision(
-        what="Letters of text hardly needed the attention that was hashed; recall took their place, and accuracy that "
+        "Letters of text hardly needed the attention that was hashed; recall took their place, and accuracy that "
         "of bits. Then a control, that 4,096 buckets lose a third of the answers, missed in one seed of five: what is "
         "known to lose nearly all, the buckets of another sequence, takes its place. The bounds are those of before.",
-        seen=(0, 1, 2, 100, 101, 102, 103, 104, 900),
+        (0, 1, 2, 100, 101, 102, 103, 104, 900),
     )
     plots = (
-        Plot(name="mass", title="Attention mass found", x="rounds", y="share", log_x=True),
-        Plot(name="nearest", title="Nearest key found", x="rounds", y="share", log_x=True),
-        Plot(name="lost", title="Hashed without training for it", x="rounds", y="accuracy lost", log_x=True),
-        Plot(name="loss", title="Training", x="step", y="nats"),
+        Plot("mass", "Attention mass found", "rounds", "share", log_x=True),
+        Plot("nearest", "Nearest key found", "rounds", "share", log_x=True),
+        Plot("lost", "Hashed without training for it", "rounds", "accuracy lost", log_x=True),
+        Plot("loss", "Training", "step", "nats"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {
-        "length": 64, "pairs": 16, "vocab_size": 64, "bucket_size": 8, "steps": 3, "dim": 16, "windows": 10
-    }  # fmt: skip
 
     full: str = "lsh(num_buckets=1, rounds=1)"
     hashed: str = "lsh(num_buckets={buckets}, rounds={rounds})"
-    length: int = 128
-    pairs: int = 32
-    vocab_size: int = 128
-    bucket_size: int = 8
+    length: int = setting(128, tiny=64)
+    pairs: int = setting(32, tiny=16)
+    vocab_size: int = setting(128, tiny=64)
+    bucket_size: int = setting(8, tiny=8)
     rounds: tuple[int, ...] = (1, 2, 4, 8, 16)
-    dim: int = 64
+    dim: int = setting(64, tiny=16)
     heads: int = 2
-    steps: int = 400
+    steps: int = setting(400, tiny=3)
     batch: int = 16
-    windows: int = 250
+    windows: int = setting(250, tiny=10)
     """new sequences"""
 
     def observe(self, seed: int) -> Observation:
-        """Train with full attention; look at what hashes find of it."""
         task = RecallTask(
             RecallConfig(
                 vocab_size=self.vocab_size,
@@ -151,22 +137,19 @@ class LshRecall(Claim):
         return Observation(values, curves)
 
     def config(self, spec: str, seed: int) -> ModelConfig:
-        """The model."""
-        return ModelConfig(
-            vocab_size=self.vocab_size,
-            dim=self.dim,
+        return shape(
+            self,
+            self.vocab_size,
+            seed,
             layers=1,
-            heads=self.heads,
-            attention=(spec,),
+            attention=spec,
             position="none",
             mlp="none",
             short_convolution=2,
             max_length=self.length,
-            seed=seed,
         )
 
     def trained(self, task: RecallTask, seed: int) -> tuple[LanguageModel, Curve]:
-        """The model of full attention, and its loss on the way."""
         model, steps = LanguageModel(self.config(self.full, seed)).train(), iter(range(self.steps))
 
         def loss() -> Tensor:
@@ -226,7 +209,6 @@ class LshRecall(Claim):
         return seen[0]
 
     def normal(self, seed: int) -> Tensor:
-        """Vectors that have nothing to do with each other."""
         size = 4, self.heads, self.length, self.dim // self.heads
         return torch.randn(size, generator=generator(seed, "normal"))
 
@@ -243,7 +225,6 @@ class LshRecall(Claim):
         return Heads(count=x.shape[1], key_dim=x.shape[3], causal=True, seed=seed)
 
     def found(self, x: Tensor, asked: Tensor | None, seed: int) -> tuple[list[float], list[float]]:
-        """Shares of mass and of nearest keys, by rounds."""
         return self.shares(x, build(self.spec(self.rounds[-1]), self.shape(x, seed)), asked)
 
     def shares(self, x: Tensor, mechanism: nn.Module, asked: Tensor | None) -> tuple[list[float], list[float]]:

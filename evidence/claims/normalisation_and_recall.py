@@ -1,59 +1,48 @@
-"""The effect of the missing denominator."""
+"""Without global normalisation retrieval is inexact.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+Claim: Linear attention lacks the global normalisation of softmax, and therefore retrieves inexactly: reason 2 of the
+exact-retrieval article. (The denominator of Katharopoulos et al. is that normalisation; the article's code leaves it
+out.)
+Source: The exact-retrieval article, reason 2; Katharopoulos et al. 2020, Eqs. 4 and 12
+Control: The measure sees a factor that matters: outputs times -1 turn the nearest value into the furthest, so every
+answer changes. The denominator is there: with it, a constant value comes back unchanged.
+Measured: Random unit keys and values of width 32, untrained, four positive feature maps: the share of pairs that are
+found with the denominator less the share without it, and beside it what the denominator does to the output itself (the
+error of |out| against 1, on constant values of length 1).
+"""
 
 import torch
 from torch.nn.functional import normalize
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from regard.core.attention import generator
 from regard_lab.benchmark.capacity import asked, memory
 
 MAPS = ("relu", "elu_plus_one", "sigmoid", "taylor")
 
 
-@dataclass(frozen=True)
 class NormalisationAndRecall(Claim):
-    """The same weights with and without their sum below them."""
-
-    about = About(
-        title="Without global normalisation retrieval is inexact",
-        says="Linear attention lacks the global normalisation of softmax, and therefore retrieves inexactly: reason 2 "
-        "of the exact-retrieval article. (The denominator of Katharopoulos et al. is that normalisation; the article's "
-        "code leaves it out.)",
-        source="The exact-retrieval article, reason 2; Katharopoulos et al. 2020, Eqs. 4 and 12",
-        control="The measure sees a factor that matters: outputs times -1 turn the nearest value into the furthest, so "
-        "every answer changes. The denominator is there: with it, a constant value comes back unchanged.",
-        measures="Random unit keys and values of width 32, untrained, four positive feature maps: the share of pairs "
-        "that are found with the denominator less the share without it, and beside it what the denominator does to the "
-        "output itself (the error of |out| against 1, on constant values of length 1).",
-    )
     controls = (
-        Control(value="turned", title="answers changed by a factor of -1", expected=1.0, tolerance=1e-9),
-        Control(value="constant", title="normalised output of a constant value", expected=1.0, tolerance=1e-5),
+        Control("turned", "answers changed by a factor of -1", 1.0, tolerance=1e-9),
+        Control("constant", "normalised output of a constant value", 1.0, tolerance=1e-5),
     )
     findings = (
-        Finding(value="gain", title="recall, with - without the denominator", at_least=0.01, resolution=1e-3),
-        Finding(value="size", title="constant value: relative error without it", at_least=0.1, states=False),
+        Finding("gain", "recall, with - without the denominator", at_least=0.01, resolution=1e-3),
+        Finding("size", "constant value: relative error without it", at_least=0.1, states=False),
     )
     revised = Revision(
-        what="Findings beside the claim decided about it too; without them the verdict is the same.",
-        seen=(0, 1, 2),
+        "Findings beside the claim decided about it too; without them the verdict is the same.", (0, 1, 2)
     )
-    plots = (Plot(name="recall", title="Recall", x="", y="share found"),)
-    tiny: ClassVar[Mapping[str, object]] = {"pairs": 8, "trials": 2}
+    plots = (Plot("recall", "Recall", "", "share found"),)
 
     plain: str = "linear(feature_map={map}, normalise=False)"
     normalised: str = "linear(feature_map={map})"
-    pairs: int = 32
-    trials: int = 8
+    pairs: int = setting(32, tiny=8)
+    trials: int = setting(8, tiny=2)
     dim: int = 32
     sharpness: float = 4.0
 
     def observe(self, seed: int) -> Observation:
-        """Decode both, map by map."""
         shares: dict[str, list[float]] = {"with": [], "without": []}
         turned, errors, kept = [], [], []
         for name in MAPS:

@@ -1,14 +1,29 @@
-"""Landmarks against random features: error of the output at equal operations."""
+"""Nyström attention is closer to softmax than random features, at equal cost.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+Claim: Landmarks come closer to softmax attention in linear time than Performer's random features do, without chance,
+and where logits grow the features' error, which is noise, grows faster. How close either comes is not said here: that
+is shown beside, against equal weights, which know nothing of queries and keys.
+Source: Xiong et al. 2021 (Nyströmformer), sections 3 and 4; Choromanski et al. 2021, Lemma 2
+Control: With a landmark for every token and an exact inverse the answer is that of softmax, and other seeds change
+nothing. Performer's error falls as one over the root of its features. Nyström can win at equal operations: where
+queries and keys are constant within its runs, its landmarks lose nothing. Performer can win at equal operations: the
+same tokens one after the other again and again, of whose order Performer notices nothing; then all landmarks are alike,
+and Nyström answers every query alike. These tokens have two dimensions, so that logits differ although their norm is
+small.
+Measured: Relative root mean square error of the output against softmax in float64, over redraws for Performer, and
+operations counted, no clock; weights that were trained for softmax, and neither method trained. On the vectors of every
+layer of MiniLM that reads the bundled addresses, and on random ones with logits within the square of their norm, where
+neighbours have nothing in common. Errors at equal cost: interpolated between numbers of features, logarithms of both,
+the geometric mean over landmarks, layers and texts.
+"""
+
+from collections.abc import Sequence
 from functools import partial
 from statistics import geometric_mean
-from typing import ClassVar
 
 import torch
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from evidence.claims._growth import between, exponent, operations, ratio
 from evidence.claims._network import MINILM, UNTRAINED, read_vectors
 from regard import Heads, attend, build
@@ -24,97 +39,61 @@ CALM = 0.5
 """a norm at which Performer's error is small, and so in proportion to that of its features"""
 
 
-@dataclass(frozen=True)
 class NystromAgainstPerformer(Claim):
-    """Errors over landmarks and over features, on a network's vectors and on random ones of growing norm."""
-
-    about = About(
-        title="Nyström attention is closer to softmax than random features, at equal cost",
-        says="Landmarks come closer to softmax attention in linear time than Performer's random features do, without "
-        "chance, and where logits grow the features' error, which is noise, grows faster. How close either comes is "
-        "not said here: that is shown beside, against equal weights, which know nothing of queries and keys.",
-        source="Xiong et al. 2021 (Nyströmformer), sections 3 and 4; Choromanski et al. 2021, Lemma 2",
-        control="With a landmark for every token and an exact inverse the answer is that of softmax, and other seeds "
-        "change nothing. Performer's error falls as one over the root of its features. Nyström can win at equal "
-        "operations: where queries and keys are constant within its runs, its landmarks lose nothing. Performer can "
-        "win at equal operations: the same tokens one after the other again and again, of whose order Performer "
-        "notices nothing; then all landmarks are alike, and Nyström answers every query alike. These tokens have two "
-        "dimensions, so that logits differ although their norm is small.",
-        measures="Relative root mean square error of the output against softmax in float64, over redraws for "
-        "Performer, and operations counted, no clock; weights that were trained for softmax, and neither method "
-        "trained. On the vectors of every layer of MiniLM that reads the bundled addresses, and on random ones with "
-        "logits within the square of their norm, where neighbours have nothing in common. Errors at equal cost: "
-        "interpolated between numbers of features, logarithms of both, the geometric mean over landmarks, layers and "
-        "texts.",
-    )
     controls = (
-        Control(value="exact", title="a landmark for every token: error", expected=0.0, tolerance=1e-8),
-        Control(value="seeds", title="another seed: largest difference", expected=0.0, tolerance=0.0),
-        Control(value="features", title="Performer: error ~ features to the power of", expected=-0.5, tolerance=0.1),
-        Control(value="rebuilt", title="constant runs, exact inverse: error", expected=0.0, tolerance=1e-8),
+        Control("exact", "a landmark for every token: error", 0.0, tolerance=1e-8),
+        Control("seeds", "another seed: largest difference", 0.0, tolerance=0.0),
+        Control("features", "Performer: error ~ features to the power of", -0.5, tolerance=0.1),
+        Control("rebuilt", "constant runs, exact inverse: error", 0.0, tolerance=1e-8),
         Control(
-            value="runs", title="constant runs: 1 if Nyström's error is below Performer's at equal operations",
-            expected=1.0, tolerance=0.0,
+            "runs", "constant runs: 1 if Nyström's error is below Performer's at equal operations", 1.0, tolerance=0.0
         ),
+        Control("alike", "again and again: Nyström, largest difference between queries", 0.0, tolerance=1e-8),
         Control(
-            value="alike", title="again and again: Nyström, largest difference between queries", expected=0.0,
-            tolerance=1e-8,
+            "cycles",
+            "again and again: 1 if Performer's error is below Nyström's at equal operations",
+            1.0,
+            tolerance=0.0,
         ),
-        Control(
-            value="cycles", title="again and again: 1 if Performer's error is below Nyström's at equal operations",
-            expected=1.0, tolerance=0.0,
-        ),
-    )  # fmt: skip
+    )
     findings = (
-        Finding(value="text", title="MiniLM: error, Nyström / Performer at equal operations", at_most=1.0),
-        Finding(value="grows", title="error, norm 3 / norm 1, Performer / Nyström", at_least=1.0),
-        Finding(value="landmarks", title="MiniLM: Nyström, error ~ landmarks to the power of", at_most=-0.1),
-        Finding(value="norm 1", title="random, norm 1: error, Nyström / Performer", at_most=1.0, states=False),
-        Finding(value="norm 2", title="random, norm 2: error, Nyström / Performer", at_most=1.0, states=False),
-        Finding(value="norm 3", title="random, norm 3: error, Nyström / Performer", at_most=1.0, states=False),
-        Finding(value="knows", title="MiniLM: error, Nyström / equal weights, most landmarks", at_most=0.5,
-                states=False),
-        Finding(value="noise", title="MiniLM: error, Performer / equal weights, same operations", at_most=0.5,
-                states=False),
-    )  # fmt: skip
+        Finding("text", "MiniLM: error, Nyström / Performer at equal operations", at_most=1.0),
+        Finding("grows", "error, norm 3 / norm 1, Performer / Nyström", at_least=1.0),
+        Finding("landmarks", "MiniLM: Nyström, error ~ landmarks to the power of", at_most=-0.1),
+        Finding("norm 1", "random, norm 1: error, Nyström / Performer", at_most=1.0, states=False),
+        Finding("norm 2", "random, norm 2: error, Nyström / Performer", at_most=1.0, states=False),
+        Finding("norm 3", "random, norm 3: error, Nyström / Performer", at_most=1.0, states=False),
+        Finding("knows", "MiniLM: error, Nyström / equal weights, most landmarks", at_most=0.5, states=False),
+        Finding("noise", "MiniLM: error, Performer / equal weights, same operations", at_most=0.5, states=False),
+    )
     least_seeds = 5
     revised = Revision(
-        what="The control in which Performer wins was not at equal operations, and is now, of other vectors; Performer "
+        "The control in which Performer wins was not at equal operations, and is now, of other vectors; Performer "
         "too is shown against equal weights, and what the claim says is no more than what is compared. The bounds of "
         "the findings are those of before.",
-        seen=(0, 1, 2, 3, 4),
+        (0, 1, 2, 3, 4),
     )
     plots = (
-        Plot(name="text", title="MiniLM", x="operations", y="relative error", log_x=True, log_y=True),
-        Plot(name="random", title="Random vectors", x="operations", y="relative error", log_x=True, log_y=True),
-        Plot(name="scale", title="The most landmarks and features", x="norm", y="relative error", log_y=True),
+        Plot("text", "MiniLM", "operations", "relative error", log_x=True, log_y=True),
+        Plot("random", "Random vectors", "operations", "relative error", log_x=True, log_y=True),
+        Plot("scale", "The most landmarks and features", "norm", "relative error", log_y=True),
     )
-    tiny: ClassVar[Mapping[str, object]] = {
-        "network": UNTRAINED,
-        "length": 64,
-        "landmarks": (4, 8, 16),
-        "features": (8, 32, 128),
-        "redraws": 4,
-        "heads": 2,
-        "dim": 8,
-    }
 
-    network: str = MINILM
+    network: str = setting(MINILM, tiny=UNTRAINED)
     nystrom: str = "nystrom(num_landmarks={count})"
     performer: str = "performer(num_features={count})"
-    landmarks: tuple[int, ...] = (8, 16, 32, 64)
-    features: tuple[int, ...] = (8, 32, 128, 512)
+    landmarks: tuple[int, ...] = setting((8, 16, 32, 64), tiny=(4, 8, 16))
+    features: tuple[int, ...] = setting((8, 32, 128, 512), tiny=(8, 32, 128))
     norms: tuple[float, ...] = (1.0, 2.0, 3.0)
-    length: int = 512
-    heads: int = 4
+    length: int = setting(512, tiny=64)
+    heads: int = setting(4, tiny=2)
     """of random vectors"""
-    dim: int = 32
+    dim: int = setting(32, tiny=8)
     texts: int = 1
-    redraws: int = 6
+    redraws: int = setting(6, tiny=4)
 
     @torch.no_grad()
     def observe(self, seed: int) -> Observation:
-        """Lines of both on every case."""
         values = self.known(seed)
         curves: dict[str, dict[str, Curve]] = {"text": {}, "random": {}, "scale": {}}
         ratios, slopes, shares, noises = [], [], [], []
@@ -142,18 +121,15 @@ class NystromAgainstPerformer(Claim):
         return Observation(values | {"grows": growth["Performer"] / growth["Nyström"]}, curves)
 
     def random(self, norm: float, seed: int) -> Vectors:
-        """Random directions."""
         return random_vectors(norm, length=self.length, causal=False, heads=self.heads, key_dim=self.dim, seed=seed)
 
     def lines(self, case: Vectors, seed: int) -> tuple[Line, Line]:
-        """Nyström's and Performer's."""
         return (
             self.line(self.nystrom, self.landmarks, case, seed, redraws=1),
             self.line(self.performer, self.features, case, seed, redraws=self.redraws),
         )
 
     def line(self, spec: str, counts: Sequence[int], case: Vectors, seed: int, *, redraws: int) -> Line:
-        """Operations, and the errors over redraws."""
         exact = attend(case.q, case.k, case.v)
         costs, errors = [], []
         for count in counts:
@@ -166,13 +142,11 @@ class NystromAgainstPerformer(Claim):
         return costs, errors
 
     def call(self, spec: str, case: Vectors, seed: int) -> partial:
-        """A mechanism on a case."""
         _, count, _, value_dim = case.v.shape
         heads = Heads(count=count, key_dim=case.q.shape[3], value_dim=value_dim, max_length=self.length, seed=seed)
         return partial(build(spec, heads).double().eval(), case.q, case.k, case.v)
 
     def known(self, seed: int) -> dict[str, float]:
-        """The controls whose answers are known."""
         calm = self.line(self.performer, self.features, self.random(CALM, seed), seed, redraws=2 * self.redraws)
         case = self.random(self.norms[0], seed)
         whole = self.call(f"nystrom(num_landmarks={self.length}, pinv=exact)", case, seed)().values

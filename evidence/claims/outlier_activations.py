@@ -1,21 +1,29 @@
-"""Outliers in what a language model computes, with a softmax and with one that may say nothing."""
+"""softmax_plus_one removes outliers.
+
+Claim: Because a softmax has to add something, heads with nothing to say push logits and activations to extremes; with 1
+added below the line these outliers go away, seen as the kurtosis and the largest size of activations.
+Source: Miller 2023, Attention is off by one; its measures: Bondarenko, Nagel, Blankevoort 2023, section 3
+Control: Normal numbers have a kurtosis of 3, and with one of d channels s times as large it is 3 (s^4 + d - 1) d / (s^2
++ d - 1)^2. Fewer outliers can win: activations without a planted outlier against the same ones with it. Both models
+reach the floor of a text of known probabilities, and are trained to their end.
+Measured: Causal models of two layers with rotary positions on Markov text behind one fixed first token, where a head
+may look that has nothing to say. On new text, after training: kurtosis and largest size of the output of the attention
+layers and of the residual stream, and the largest logit, each with 1 added over without.
+"""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, setting
 from evidence.claims._plateau import FINISHED, change
 from evidence.claims._sequences import MarkovText
+from evidence.claims._training import decoder, trained
 from regard.core.attention import generator
 from regard.layer import LayerOutput
-from regard.models import LanguageModel, ModelConfig
-from regard_lab.benchmark.fitting import train
+from regard.models import LanguageModel
 
 NORMAL = 3.0
 """kurtosis of normal numbers"""
@@ -23,60 +31,41 @@ LESS = 0.9
 """a smaller share than this counts as fewer outliers"""
 
 
-@dataclass(frozen=True)
 class OutlierActivations(Claim):
-    """Two small language models that differ in the 1 below the line, and the tails of what they compute."""
-
-    about = About(
-        title="softmax_plus_one removes outliers",
-        says="Because a softmax has to add something, heads with nothing to say push logits and activations to "
-        "extremes; with 1 added below the line these outliers go away, seen as the kurtosis and the largest size of "
-        "activations.",
-        source="Miller 2023, Attention is off by one; its measures: Bondarenko, Nagel, Blankevoort 2023, section 3",
-        control="Normal numbers have a kurtosis of 3, and with one of d channels s times as large it is "
-        "3 (s^4 + d - 1) d / (s^2 + d - 1)^2. Fewer outliers can win: activations without a planted outlier against "
-        "the same ones with it. Both models reach the floor of a text of known probabilities, and are trained to their "
-        "end.",
-        measures="Causal models of two layers with rotary positions on Markov text behind one fixed first token, where "
-        "a head may look that has nothing to say. On new text, after training: kurtosis and largest size of the output "
-        "of the attention layers and of the residual stream, and the largest logit, each with 1 added over without.",
-    )
     controls = (
-        Control(value="normal", title="kurtosis of normal numbers", expected=NORMAL, tolerance=0.2),
-        Control(value="formula", title="planted outlier: kurtosis / the formula", expected=1.0, tolerance=0.1),
-        Control(value="planted", title="1 if a planted outlier in the model is seen", expected=1.0, tolerance=0.0),
-        Control(value="learned", title="bits above the floor, worse model", expected=0.0, tolerance=0.1, small=False),
+        Control("normal", "kurtosis of normal numbers", NORMAL, tolerance=0.2),
+        Control("formula", "planted outlier: kurtosis / the formula", 1.0, tolerance=0.1),
+        Control("planted", "1 if a planted outlier in the model is seen", 1.0, tolerance=0.0),
+        Control("learned", "bits above the floor, worse model", 0.0, tolerance=0.1, small=False),
         FINISHED,
     )
     findings = (
-        Finding(value="kurtosis", title="kurtosis of attention outputs, with / without the 1", at_most=LESS),
-        Finding(value="largest", title="largest attention output / its deviation, with / without the 1", at_most=LESS),
-        Finding(value="stream", title="kurtosis of the residual stream, with / without the 1", at_most=LESS),
-        Finding(value="logit", title="largest logit, with / without the 1", at_most=LESS, states=False),
-        Finding(value="bits", title="bits above the floor, with - without the 1", at_most=0.02, states=False),
+        Finding("kurtosis", "kurtosis of attention outputs, with / without the 1", at_most=LESS),
+        Finding("largest", "largest attention output / its deviation, with / without the 1", at_most=LESS),
+        Finding("stream", "kurtosis of the residual stream, with / without the 1", at_most=LESS),
+        Finding("logit", "largest logit, with / without the 1", at_most=LESS, states=False),
+        Finding("bits", "bits above the floor, with - without the 1", at_most=0.02, states=False),
     )
     least_seeds = 5
     plots = (
-        Plot(name="tails", title="Tails of the activations", x="", y="kurtosis"),
-        Plot(name="logits", title="Largest logit", x="", y="|q . k| / sqrt(dim)"),
-        Plot(name="loss", title="Training", x="part of the training", y="nats"),
+        Plot("tails", "Tails of the activations", "", "kurtosis"),
+        Plot("logits", "Largest logit", "", "|q . k| / sqrt(dim)"),
+        Plot("loss", "Training", "part of the training", "nats"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"steps": 20, "dim": 16, "length": 12, "batch": 8, "texts": 16}
 
     silent: str = "softmax_plus_one"
     plain: str = "softmax"
     order: int = 2
     symbols: int = 3
-    dim: int = 48
-    length: int = 32
-    steps: int = 500
-    batch: int = 24
-    texts: int = 64
+    dim: int = setting(48, tiny=16)
+    length: int = setting(32, tiny=12)
+    steps: int = setting(500, tiny=20)
+    batch: int = setting(24, tiny=8)
+    texts: int = setting(64, tiny=16)
     planted: float = 30.0
     """times as large as the others is the channel that is planted"""
 
     def observe(self, seed: int) -> Observation:
-        """Train both on the same text, look at both on new text."""
         text = MarkovText(self.order, self.symbols, draw=generator(seed, "text"))
         new = text.sample(self.texts, self.length, generator(seed, "new"))
         found: dict[str, dict[str, float]] = {}
@@ -113,7 +102,6 @@ class OutlierActivations(Claim):
         }
 
     def known(self, seen: Tensor, seed: int) -> dict[str, float]:
-        """The controls whose answers are known: of normal numbers, and of a channel that is made larger."""
         normal = torch.randn(20_000, self.dim, generator=generator(seed, "normal"))
         wide, d = self.planted**2, self.dim
         formula = NORMAL * (wide**2 + d - 1) * d / (wide + d - 1) ** 2
@@ -131,27 +119,13 @@ class OutlierActivations(Claim):
         return x
 
     def trained(self, spec: str, text: MarkovText, seed: int) -> tuple[LanguageModel, list[float]]:
-        """A model, and its loss on the way."""
-        config = ModelConfig(
-            vocab_size=self.symbols + 1,
-            dim=self.dim,
-            layers=2,
-            heads=4,
-            attention=(spec,),
-            position="rotary",
-            seed=seed,
-        )
-        model, draw = LanguageModel(config).train(), generator(seed, "samples")
-        nats: list[float] = []
+        model = decoder(self, self.symbols + 1, seed, layers=2, heads=4, attention=spec, position="rotary")
+        draw = generator(seed, "samples")
 
-        def loss(step: int) -> Tensor:
-            del step
-            value = self.nats(model, text.sample(self.batch, self.length, draw)).mean()
-            nats.append(float(value.detach()))
-            return value
+        def loss() -> Tensor:
+            return self.nats(model, text.sample(self.batch, self.length, draw)).mean()
 
-        train(model.parameters(), loss, steps=self.steps)
-        return model.eval(), nats
+        return model, trained(model, loss, steps=self.steps)
 
     def nats(self, model: LanguageModel, symbols: Tensor) -> Tensor:
         """-log p of every symbol that has a whole context, behind the first token."""

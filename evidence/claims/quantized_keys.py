@@ -1,58 +1,51 @@
-"""What attention loses to keys that are rounded to codes."""
+"""Quantised keys lose what rounding them loses, and nothing else.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+Claim: Attention over quantised keys in linear time is dense attention over quantised keys, so the number of codes alone
+sets its error: none where keys lie in as many clusters as there are codes.
+Source: Lingle 2023, Transformer-VQ, section 3
+Control: With a code at every key the error is 0. With a single code all keys are alike, so the error is that of equal
+weights.
+Measured: Relative error of the output against softmax of the same normalised queries and keys, in float64, untrained.
+Keys stand exactly at as many centres as there are clusters, or are normal; queries and values are normal. Codes are
+those of Lloyd's iterations from keys that lie far apart. The linear form walks blocks of 16 positions, causal; the
+dense one is written out.
+"""
+
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, setting
 from regard import Heads, build
 from regard.attention.routed.vector_quantized import VectorQuantized, normalised
 from regard.core.attention import generator
 
 
-@dataclass(frozen=True)
 class QuantizedKeys(Claim):
-    """Attention over keys that are codes, with the codes that k-means finds on clustered and on random keys."""
-
-    about = About(
-        title="Quantised keys lose what rounding them loses, and nothing else",
-        says="Attention over quantised keys in linear time is dense attention over quantised keys, so the number of "
-        "codes alone sets its error: none where keys lie in as many clusters as there are codes.",
-        source="Lingle 2023, Transformer-VQ, section 3",
-        control="With a code at every key the error is 0. With a single code all keys are alike, so the error is that "
-        "of equal weights.",
-        measures="Relative error of the output against softmax of the same normalised queries and keys, in float64, "
-        "untrained. Keys stand exactly at as many centres as there are clusters, or are normal; queries and values are "
-        "normal. Codes are those of Lloyd's iterations from keys that lie far apart. The linear form walks blocks of "
-        "16 positions, causal; the dense one is written out.",
-    )
     controls = (
-        Control(value="every key", title="random keys, a code at each: error", expected=0.0, tolerance=1e-6),
-        Control(value="one code", title="one code: error / that of equal weights", expected=1.0, tolerance=1e-6),
+        Control("every key", "random keys, a code at each: error", 0.0, tolerance=1e-6),
+        Control("one code", "one code: error / that of equal weights", 1.0, tolerance=1e-6),
     )
     findings = (
-        Finding(value="clustered", title="clusters, as many codes: error", at_most=1e-6),
-        Finding(value="form", title="linear form against dense softmax over codes: difference", at_most=1e-6),
-        Finding(value="half", title="clusters, half as many codes: error", at_least=0.05),
-        Finding(value="random", title="random keys, as many codes: error", at_least=0.05),
-        Finding(value="fall", title="random keys: error, least / most codes", at_least=1.5),
+        Finding("clustered", "clusters, as many codes: error", at_most=1e-6),
+        Finding("form", "linear form against dense softmax over codes: difference", at_most=1e-6),
+        Finding("half", "clusters, half as many codes: error", at_least=0.05),
+        Finding("random", "random keys, as many codes: error", at_least=0.05),
+        Finding("fall", "random keys: error, least / most codes", at_least=1.5),
     )
     plots = (
-        Plot(name="codes", title="Error over the number of codes", x="codes", y="error", log_x=True, log_y=True),
-        Plot(name="width", title="Clusters that have a width", x="width", y="error"),
+        Plot("codes", "Error over the number of codes", "codes", "error", log_x=True, log_y=True),
+        Plot("width", "Clusters that have a width", "width", "error"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"length": 64, "codes": (1, 4, 8, 48, 64), "clusters": 8}
 
     spec: str = "vector_quantized(num_codes={codes}, block_size=16)"
-    length: int = 512
+    length: int = setting(512, tiny=64)
     dim: int = 16
-    clusters: int = 32
-    codes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+    clusters: int = setting(32, tiny=8)
+    codes: tuple[int, ...] = setting((1, 2, 4, 8, 16, 32, 64, 128, 256, 512), tiny=(1, 4, 8, 48, 64))
     """one code first, a code for each key last"""
     spread: float = 0.0
     """standard deviation of keys about their centre, whose own is 1"""
@@ -60,7 +53,6 @@ class QuantizedKeys(Claim):
     """those of a plot"""
 
     def observe(self, seed: int) -> Observation:
-        """Every number of codes on both kinds of keys, then clusters of several widths."""
         draw = generator(seed, "quantised keys")
         q, v, loose = (torch.randn(self.length, self.dim, generator=draw, dtype=torch.float64) for _ in range(3))
         centres = torch.randn(self.clusters, self.dim, generator=draw, dtype=torch.float64)
@@ -83,7 +75,6 @@ class QuantizedKeys(Claim):
         return Observation(values, {"codes": curves, "width": {f"{self.clusters} codes": (self.widths, wide)}})
 
     def error(self, q: Tensor, k: Tensor, v: Tensor, codes: int) -> float:
-        """The relative error with so many codes."""
         mechanism = self.mechanism(codes, causal=False)
         place(mechanism, kmeans(normalised(k), codes))
         return relative(attended(mechanism, q, k, v), exact(q, k, v))
@@ -98,7 +89,6 @@ class QuantizedKeys(Claim):
         return relative(attended(mechanism, q, k, v), logits.masked_fill(later, float("-inf")).softmax(-1) @ v)
 
     def mechanism(self, codes: int, *, causal: bool) -> Any:
-        """One head with so many codes."""
         heads = Heads(count=1, key_dim=self.dim, causal=causal, max_length=self.length)
         return build(self.spec.format(codes=codes), heads).double().eval()
 
@@ -111,12 +101,10 @@ def place(mechanism: Any, book: Float[Tensor, "codes dim"]) -> None:
 
 @torch.no_grad()
 def attended(mechanism: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The output of one head."""
     return mechanism(q[None, None], k[None, None], v[None, None]).values[0, 0]
 
 
 def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Softmax of the normalised queries and keys."""
     return (normalised(q) @ normalised(k).mT).softmax(-1) @ v
 
 

@@ -1,16 +1,29 @@
-"""The errors of random features against the published formulas."""
+"""Positive features are accurate where softmax is small, and orthogonal ones more so.
+
+Claim: phi(x) . phi(y) estimates exp(x . y) without bias. With m rows its mean squared error is e^s (1 - e^-s) exp(x .
+y)^2 / m for positive features, s = |x + y|^2, which vanishes where exp(x . y) does, and e^s (1 - e^-|x-y|^2)^2 exp(x .
+y)^-2 / (2 m) for trigonometric ones, which grows there; pairs exp(+-w . x) have (1 - e^-s) / 2 of the error of positive
+ones. Orthogonal rows have less error than independent ones.
+Source: Choromanski et al. 2021, Lemmas 1 and 2, Theorem 2; Rahimi and Recht 2007 (trigonometric)
+Control: Where the formulas vanish there is no error at all: trigonometric features at x = y, positive ones at x = -y.
+The mean of the estimates is exp(x . y).
+Measured: Vectors of one norm at angles from pi/8 to 7 pi/8, redrawn projections of dim rows in float64. Trigonometric
+and paired maps make two features of a row; where maps are compared, at equal numbers of features. Features needed: the
+smallest power of two at which half of the pairs of random directions have a relative error of at most 10 %, for norms
+1, 2 and 3 (at a right angle the formula asks for (e^s - 1) / 0.01 features for a root mean square of 10 %, s = 2
+norm^2: 639, 298,000 and 6.6e9; half of normal errors are within 10 % at 0.45 of that, and of these errors sooner,
+because rare large ones make the mean).
+"""
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from regard.core.attention import generator
 from regard.features.maps import FEATURE_MAPS
 from regard.features.projections import draw_projection
@@ -21,62 +34,32 @@ ALLOWED_ERROR = 0.1
 """the largest that is allowed of an estimate"""
 
 
-@dataclass(frozen=True)
 class RandomFeatureVariance(Claim):
-    """Mean squared errors of phi(x) . phi(y) as an estimate of exp(x . y), over redraws of the projection."""
-
-    about = About(
-        title="Positive features are accurate where softmax is small, and orthogonal ones more so",
-        says="phi(x) . phi(y) estimates exp(x . y) without bias. With m rows its mean squared error is e^s (1 - e^-s) "
-        "exp(x . y)^2 / m for positive features, s = |x + y|^2, which vanishes where exp(x . y) does, and "
-        "e^s (1 - e^-|x-y|^2)^2 exp(x . y)^-2 / (2 m) for trigonometric ones, which grows there; pairs exp(+-w . x) "
-        "have (1 - e^-s) / 2 of the error of positive ones. Orthogonal rows have less error than independent ones.",
-        source="Choromanski et al. 2021, Lemmas 1 and 2, Theorem 2; Rahimi and Recht 2007 (trigonometric)",
-        control="Where the formulas vanish there is no error at all: trigonometric features at x = y, positive ones at "
-        "x = -y. The mean of the estimates is exp(x . y).",
-        measures="Vectors of one norm at angles from pi/8 to 7 pi/8, redrawn projections of dim rows in float64. "
-        "Trigonometric and paired maps make two features of a row; where maps are compared, at equal numbers of "
-        "features. Features needed: the smallest power of two at which half of the pairs of random directions have a "
-        "relative error of at most 10 %, for norms 1, 2 and 3 (at a right angle the formula asks for (e^s - 1) / 0.01 "
-        "features for a root mean square of 10 %, s = 2 norm^2: 639, 298,000 and 6.6e9; half of normal errors are "
-        "within 10 % at 0.45 of that, and of these errors sooner, because rare large ones make the mean).",
-    )
     controls = (
-        Control(value="trigonometric exact", title="trigonometric at x = y: error", expected=0.0, tolerance=1e-9),
-        Control(value="positive exact", title="positive at x = -y: error", expected=0.0, tolerance=1e-9),
-        Control(value="mean", title="mean of the estimates / exp(x . y), furthest", expected=1.0, tolerance=0.02),
+        Control("trigonometric exact", "trigonometric at x = y: error", 0.0, tolerance=1e-9),
+        Control("positive exact", "positive at x = -y: error", 0.0, tolerance=1e-9),
+        Control("mean", "mean of the estimates / exp(x . y), furthest", 1.0, tolerance=0.02),
     )
     findings = (
-        Finding(value="positive low", title="positive: error / formula, least", at_least=0.9),
-        Finding(value="positive high", title="positive: error / formula, most", at_most=1.1),
-        Finding(value="trigonometric low", title="trigonometric: error / formula, least", at_least=0.9),
-        Finding(value="trigonometric high", title="trigonometric: error / formula, most", at_most=1.1),
-        Finding(value="hyperbolic low", title="pairs: error / formula, least", at_least=0.9),
-        Finding(value="hyperbolic high", title="pairs: error / formula, most", at_most=1.1),
-        Finding(value="far", title="error, trigonometric / positive, 7 pi/8", at_least=2.0),
-        Finding(value="near", title="error, positive / trigonometric, pi/8", at_least=2.0),
-        Finding(value="orthogonal", title="error, orthogonal / independent, most", at_most=1.0),
-        Finding(value="gap", title="right angle: what orthogonal rows save / Theorem 2's least", at_least=1.0),
-        Finding(value="features 1", title="features needed, norm 1 (formula: 290)", at_least=128, at_most=1024),
-        Finding(value="needed 2", title="log2 of features needed, norm 2 - norm 1", at_least=4.0),
-        Finding(value="left 3", title="norm 3: error with the most features tried", at_least=ALLOWED_ERROR),
+        Finding("positive low", "positive: error / formula, least", at_least=0.9),
+        Finding("positive high", "positive: error / formula, most", at_most=1.1),
+        Finding("trigonometric low", "trigonometric: error / formula, least", at_least=0.9),
+        Finding("trigonometric high", "trigonometric: error / formula, most", at_most=1.1),
+        Finding("hyperbolic low", "pairs: error / formula, least", at_least=0.9),
+        Finding("hyperbolic high", "pairs: error / formula, most", at_most=1.1),
+        Finding("far", "error, trigonometric / positive, 7 pi/8", at_least=2.0),
+        Finding("near", "error, positive / trigonometric, pi/8", at_least=2.0),
+        Finding("orthogonal", "error, orthogonal / independent, most", at_most=1.0),
+        Finding("gap", "right angle: what orthogonal rows save / Theorem 2's least", at_least=1.0),
+        Finding("features 1", "features needed, norm 1 (formula: 290)", at_least=128, at_most=1024),
+        Finding("needed 2", "log2 of features needed, norm 2 - norm 1", at_least=4.0),
+        Finding("left 3", "norm 3: error with the most features tried", at_least=ALLOWED_ERROR),
     )
-    revised = Revision(
-        what="It asked for 100 times as many features at norm 2, and asks for 16 times as many.",
-        seen=(0, 1, 2),
-    )
+    revised = Revision("It asked for 100 times as many features at norm 2, and asks for 16 times as many.", (0, 1, 2))
     plots = (
-        Plot(name="error", title="Mean squared error", x="angle / pi", y="mean squared error", log_y=True),
-        Plot(
-            name="needed",
-            title="Half of the estimates are this close",
-            x="features",
-            y="relative error",
-            log_x=True,
-            log_y=True,
-        ),
+        Plot("error", "Mean squared error", "angle / pi", "mean squared error", log_y=True),
+        Plot("needed", "Half of the estimates are this close", "features", "relative error", log_x=True, log_y=True),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"redraws": 20_000, "pairs": 4, "groups": 4, "most": 2**14}
 
     positive: str = "positive_random"
     trigonometric: str = "trigonometric"
@@ -86,16 +69,15 @@ class RandomFeatureVariance(Claim):
     dim: int = 8
     norm: float = 0.6
     """larger ones make the error itself an average of rare events"""
-    redraws: int = 150_000
+    redraws: int = setting(150_000, tiny=20_000)
     norms: tuple[float, ...] = (1.0, 2.0, 3.0)
-    groups: int = 8
-    pairs: int = 8
+    groups: int = setting(8, tiny=4)
+    pairs: int = setting(8, tiny=4)
     """in each group, which shares its projections"""
-    most: int = 2**18
+    most: int = setting(2**18, tiny=2**14)
 
     @torch.no_grad()
     def observe(self, seed: int) -> Observation:
-        """Errors over angles, then the features that a stated error needs."""
         draw = generator(seed, "random_feature_variance")
         maps = {"positive": self.positive, "trigonometric": self.trigonometric, "hyperbolic": self.hyperbolic}
         plain, aligned = (self.rows(orthogonal, draw) for orthogonal in (False, self.orthogonal))
@@ -145,7 +127,6 @@ class RandomFeatureVariance(Claim):
         return drawn.double().view(self.redraws, self.dim, self.dim)
 
     def estimates(self, map_: str, x: Tensor, y: Tensor, projections: Tensor) -> Float[Tensor, "redraws"]:
-        """phi(x) . phi(y) of every projection."""
         features = FEATURE_MAPS[map_]
         one, other = (features(z.expand(len(projections), 1, -1), projections) for z in (x, y))
         return (one * other).sum((-2, -1))

@@ -1,63 +1,48 @@
-"""The rank of attention matrices."""
+"""Linear attention has a low rank, softmax has not.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+Claim: The matrix of linear attention, phi(Q) phi(K)^T divided by its row sums, has at most the rank of its features;
+softmax turns Q K^T, of rank at most dim, into a matrix of full rank.
+Source: Bhojanapalli et al. 2020, Low-rank bottleneck in multi-head attention; J. Su 2021, on Performers and the rank of
+linear attention
+Control: Known ranks read in the same way: equal weights give 1, and Q K^T itself gives dim.
+Measured: Singular values in float64 of the matrices for random queries and keys that are longer than the features; a
+rank counts those above length * 2e-16 of the largest. Causal matrices are triangular with a positive diagonal: the
+whole has full rank whatever the features are (in float64 its least singular values may be rounding, so that a few are
+not counted), and the bound holds for blocks of later queries and earlier keys.
+"""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from regard import Heads, build, weights
 from regard.core.attention import generator
 
 
-@dataclass(frozen=True)
 class RankOfAttention(Claim):
-    """Ranks of the matrices that mechanisms give, bidirectional and causal."""
-
-    about = About(
-        title="Linear attention has a low rank, softmax has not",
-        says="The matrix of linear attention, phi(Q) phi(K)^T divided by its row sums, has at most the rank of its "
-        "features; softmax turns Q K^T, of rank at most dim, into a matrix of full rank.",
-        source="Bhojanapalli et al. 2020, Low-rank bottleneck in multi-head attention; J. Su 2021, on Performers and "
-        "the rank of linear attention",
-        control="Known ranks read in the same way: equal weights give 1, and Q K^T itself gives dim.",
-        measures="Singular values in float64 of the matrices for random queries and keys that are longer than the "
-        "features; a rank counts those above length * 2e-16 of the largest. Causal matrices are triangular with "
-        "a positive diagonal: the whole has full rank whatever the features are (in float64 its least singular values "
-        "may be rounding, so that a few are not counted), and the bound holds for blocks of later queries and earlier "
-        "keys.",
-    )
     controls = (
-        Control(value="equal rank", title="rank of equal weights", expected=1.0, tolerance=0.0),
-        Control(value="product rank", title="rank of Q K^T / dim", expected=1.0, tolerance=0.0),
+        Control("equal rank", "rank of equal weights", 1.0, tolerance=0.0),
+        Control("product rank", "rank of Q K^T / dim", 1.0, tolerance=0.0),
     )
     findings = (
-        Finding(value="linear", title="linear: rank / features, worst", at_most=1.0),
-        Finding(value="softmax", title="softmax: rank / length", at_least=1.0),
-        Finding(value="causal linear block", title="causal linear, block below: rank / features, worst", at_most=1.0),
-        Finding(value="causal softmax block", title="causal softmax, block below: rank / side", at_least=1.0),
-        Finding(
-            value="causal linear",
-            title="causal linear, whole matrix: rank / features, least",
-            at_least=2.0,
-            states=False,
-        ),
+        Finding("linear", "linear: rank / features, worst", at_most=1.0),
+        Finding("softmax", "softmax: rank / length", at_least=1.0),
+        Finding("causal linear block", "causal linear, block below: rank / features, worst", at_most=1.0),
+        Finding("causal softmax block", "causal softmax, block below: rank / side", at_least=1.0),
+        Finding("causal linear", "causal linear, whole matrix: rank / features, least", at_least=2.0, states=False),
     )
     revised = Revision(
-        what="Ranks were judged by themselves, and are judged against the number of features. Findings beside "
+        "Ranks were judged by themselves, and are judged against the number of features. Findings beside "
         "the claim decided about it too; without them the verdict is the same.",
-        seen=(0, 1, 2),
+        (0, 1, 2),
     )
     plots = (
-        Plot(name="bidirectional", title="Singular values, bidirectional", x="number", y="of the largest", log_y=True),
-        Plot(name="causal", title="Singular values, causal, block below", x="number", y="of the largest", log_y=True),
+        Plot("bidirectional", "Singular values, bidirectional", "number", "of the largest", log_y=True),
+        Plot("causal", "Singular values, causal, block below", "number", "of the largest", log_y=True),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"length": 32}
 
-    length: int = 64
+    length: int = setting(64, tiny=32)
     dim: int = 4
     linear: tuple[tuple[str, int], ...] = (
         ("linear", 4),
@@ -73,7 +58,6 @@ class RankOfAttention(Claim):
 
     @torch.no_grad()
     def observe(self, seed: int) -> Observation:
-        """Read every matrix, count its singular values."""
         draw = generator(seed, "rank_of_attention")
         shape = (1, 1, self.length, self.dim)
         q, k = (torch.randn(shape, generator=draw, dtype=torch.float64) for _ in range(2))
@@ -102,13 +86,11 @@ class RankOfAttention(Claim):
         return Observation(values, curves)
 
     def matrix(self, spec: str, q: Tensor, k: Tensor, *, causal: bool) -> Float[Tensor, "queries keys"]:
-        """The attention matrix of one head."""
         heads = Heads(count=1, key_dim=self.dim, value_dim=self.length, causal=causal)
         return weights(build(spec, heads).to(q.dtype).eval(), q, k)[0, 0]
 
     @staticmethod
     def singular(matrix: Tensor) -> Float[Tensor, "values"]:
-        """Singular values over the largest of them."""
         values = torch.linalg.svdvals(matrix)
         return values / values[0]
 

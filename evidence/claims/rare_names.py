@@ -1,18 +1,29 @@
-"""Rare names that come back in real text."""
+"""A rare name that was seen is known again.
+
+Claim: What was said once can be said again exactly by softmax attention (an induction head); linear attention blends it
+with everything that begins alike.
+Source: Olsson et al. 2022, In-context learning and induction heads; Arora et al. 2023, Zoology (recall of rare n-grams
+explains the gap in language modelling)
+Control: Sharp softmax says what a program says that counts which bytes followed the same four bytes. Equal weights gain
+nothing at the second occurrence.
+Measured: Capitalised words of State of the Union addresses that occur at most 6 times in all of them, and twice within
+the last 512 bytes. The address of a byte is the four before it, as a sum of random directions of the last one, two,
+three and four; its value is the byte. Read at the bytes of the name after its fourth: accuracy, and loss in bits with
+1/256 of the uniform distribution mixed in, at the second occurrence and at the first. Each mechanism at the best of the
+lengths of vectors.
+"""
 
 import re
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, setting
 from evidence.claims.code_retrieval import direction
 from regard.catalog import build
 from regard.core.info import Heads
@@ -34,39 +45,18 @@ class Place(NamedTuple):
     size: int
 
 
-@dataclass(frozen=True)
 class RareNames(Claim):
-    """An induction head, written down instead of trained, over each kind of attention."""
-
-    about = About(
-        title="A rare name that was seen is known again",
-        says="What was said once can be said again exactly by softmax attention (an induction head); linear attention "
-        "blends it with everything that begins alike.",
-        source="Olsson et al. 2022, In-context learning and induction heads; Arora et al. 2023, Zoology (recall of "
-        "rare n-grams explains the gap in language modelling)",
-        control="Sharp softmax says what a program says that counts which bytes followed the same four bytes. Equal "
-        "weights gain nothing at the second occurrence.",
-        measures="Capitalised words of State of the Union addresses that occur at most 6 times in all of them, and "
-        "twice within the last 512 bytes. The address of a byte is the four before it, as a sum of random directions "
-        "of the last one, two, three and four; its value is the byte. Read at the bytes of the name after its fourth: "
-        "accuracy, and loss in bits with 1/256 of the uniform distribution mixed in, at the second occurrence and at "
-        "the first. Each mechanism at the best of the lengths of vectors.",
-    )
     controls = (
-        Control(value="program", title="softmax: answers unlike the program's", expected=0.0, tolerance=0.05),
-        Control(value="uniform", title="equal weights: accuracy, second - first", expected=0.0, tolerance=0.05),
+        Control("program", "softmax: answers unlike the program's", 0.0, tolerance=0.05),
+        Control("uniform", "equal weights: accuracy, second - first", 0.0, tolerance=0.05),
     )
     findings = (
-        Finding(value="softmax", title="softmax: accuracy at the second occurrence", at_least=0.9),
-        Finding(value="accuracy", title="second occurrence: accuracy, softmax - linear (relu)", at_least=0.2),
-        Finding(value="signed", title="second occurrence: accuracy, softmax - linear (signed)", at_least=0.2),
-        Finding(value="bits", title="second occurrence: bits a byte, linear (relu) - softmax", at_least=1.0),
+        Finding("softmax", "softmax: accuracy at the second occurrence", at_least=0.9),
+        Finding("accuracy", "second occurrence: accuracy, softmax - linear (relu)", at_least=0.2),
+        Finding("signed", "second occurrence: accuracy, softmax - linear (signed)", at_least=0.2),
+        Finding("bits", "second occurrence: bits a byte, linear (relu) - softmax", at_least=1.0),
     )
-    plots = (
-        Plot(name="accuracy", title="Accuracy", x="", y="share that is right"),
-        Plot(name="loss", title="Loss", x="", y="bits a byte"),
-    )
-    tiny: ClassVar[Mapping[str, object]] = {"names": 6, "length": 256}
+    plots = (Plot("accuracy", "Accuracy", "", "share that is right"), Plot("loss", "Loss", "", "bits a byte"))
 
     softmax: str = "softmax"
     relu: str = "linear(feature_map=relu)"
@@ -74,13 +64,12 @@ class RareNames(Claim):
     signed: str = "linear(feature_map=identity, normalise=False)"
     random: str = "performer(num_features=256)"
     hybrid: str = "local_linear(window=64, feature_map=relu)"
-    names: int = 40
-    length: int = 512
+    names: int = setting(40, tiny=6)
+    length: int = setting(512, tiny=256)
     dim: int = 64
     sharpness: tuple[float, ...] = (4.0, 64.0)
 
     def observe(self, seed: int) -> Observation:
-        """Read both occurrences with every mechanism."""
         occurrences = places(self.length)
         draw = np.random.default_rng(seed)
         chosen = [occurrences[at] for at in draw.permutation(len(occurrences))[: self.names]]

@@ -1,59 +1,49 @@
-"""How far a stack of windows sees, and what reaches everything in two layers."""
+"""The receptive field of a stack is layers x window.
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+Claim: Local attention costs little and gives up globality: after L layers of window w a position depends on L w
+positions on either side and on nothing further. Atrous attention alone never leaves its residue class. Local and atrous
+pairs together reach every position in two layers.
+Source: Su 2019, kexue.fm 6853 (atrous, local, sparse); Child et al. 2019, section 4; Beltagy et al. 2020, section 3.1
+Control: A stack of depthwise convolutions of width 2 w + 1: its receptive field is known to be L w positions on either
+side. One layer of full attention: it depends on every pair.
+Measured: Stacks of residual layers with random weights in float64. A pair is reached if the gradient of the output at
+one position for the input at the other is not exactly 0; every pair is looked at. Nothing is trained, and the numbers
+are whole: an error of one position would be seen.
+"""
+
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, setting
 from regard.core.attention import generator
 from regard.layer import AttentionLayer
 
 
-@dataclass(frozen=True)
 class ReceptiveField(Claim):
-    """The inputs that an output depends on, counted in the Jacobian of stacked layers."""
-
-    about = About(
-        title="The receptive field of a stack is layers x window",
-        says="Local attention costs little and gives up globality: after L layers of window w a position depends on "
-        "L w positions on either side and on nothing further. Atrous attention alone never leaves its residue class. "
-        "Local and atrous pairs together reach every position in two layers.",
-        source="Su 2019, kexue.fm 6853 (atrous, local, sparse); Child et al. 2019, section 4; Beltagy et al. 2020, "
-        "section 3.1",
-        control="A stack of depthwise convolutions of width 2 w + 1: its receptive field is known to be L w positions "
-        "on either side. One layer of full attention: it depends on every pair.",
-        measures="Stacks of residual layers with random weights in float64. A pair is reached if the gradient of the "
-        "output at one position for the input at the other is not exactly 0; every pair is looked at. Nothing is "
-        "trained, and the numbers are whole: an error of one position would be seen.",
-    )
     controls = (
-        Control(value="wrong convolution", title="convolutions: pairs unlike |i - j| <= L w", expected=0, tolerance=0),
-        Control(value="share full", title="full attention, 1 layer: share reached", expected=1, tolerance=0),
+        Control("wrong convolution", "convolutions: pairs unlike |i - j| <= L w", 0, tolerance=0),
+        Control("share full", "full attention, 1 layer: share reached", 1, tolerance=0),
     )
     findings = (
-        Finding(
-            value="beyond", title="window: furthest pair - L w, worst depth, positions", at_least=-0.5, at_most=0.5
-        ),
-        Finding(value="wrong window", title="window: pairs unlike |i - j| <= L w, all depths", at_most=0.5),
-        Finding(value="wrong causal", title="causal window: pairs unlike 0 <= i - j <= L w", at_most=0.5),
-        Finding(value="wrong classes", title="atrous, every depth: pairs unlike i = j mod dilation", at_most=0.5),
-        Finding(value="share one", title="local and atrous, 1 layer: share reached", at_most=0.9),
-        Finding(value="share two", title="local and atrous, 2 layers: share reached", at_least=1.0),
+        Finding("beyond", "window: furthest pair - L w, worst depth, positions", at_least=-0.5, at_most=0.5),
+        Finding("wrong window", "window: pairs unlike |i - j| <= L w, all depths", at_most=0.5),
+        Finding("wrong causal", "causal window: pairs unlike 0 <= i - j <= L w", at_most=0.5),
+        Finding("wrong classes", "atrous, every depth: pairs unlike i = j mod dilation", at_most=0.5),
+        Finding("share one", "local and atrous, 1 layer: share reached", at_most=0.9),
+        Finding("share two", "local and atrous, 2 layers: share reached", at_least=1.0),
     )
     plots = (
-        Plot(name="furthest", title="Furthest position reached", x="layers", y="positions away"),
-        Plot(name="share", title="Pairs reached", x="layers", y="share of all pairs"),
+        Plot("furthest", "Furthest position reached", "layers", "positions away"),
+        Plot("share", "Pairs reached", "layers", "share of all pairs"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"length": 24, "window": 3, "depth": 3}
 
-    length: int = 96
-    window: int = 8
+    length: int = setting(96, tiny=24)
+    window: int = setting(8, tiny=3)
     """and dilation, as in Su's figure"""
-    depth: int = 5
+    depth: int = setting(5, tiny=3)
     """layers of the deepest stack"""
     local: str = "local(window={window})"
     atrous: str = "atrous(dilation={window})"
@@ -61,7 +51,6 @@ class ReceptiveField(Claim):
     full: str = "softmax"
 
     def observe(self, seed: int) -> Observation:
-        """Count the pairs of every stack."""
         distance = torch.arange(self.length)[:, None] - torch.arange(self.length)
         depths = range(1, self.depth + 1)
         counted = ("beyond", "wrong window", "wrong causal", "wrong classes", "wrong convolution")

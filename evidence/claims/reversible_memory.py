@@ -1,76 +1,65 @@
-"""What is alive in a reversible stack at most, in both passes, and what it computes again, over its depth."""
+"""Reversible layers keep activations of one layer, whatever the depth.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+Claim: In reversible blocks the activations of each layer follow from those of the next, so that none has to be kept:
+memory for activations is divided by the number of layers, at no loss, for the time of one more forward pass.
+Source: Gomez et al. 2017, section 3; Kitaev, Kaiser, Levskaya 2020 (Reformer), section 3
+Control: A residual stack keeps as much in every layer: what is alive at most, less what is in a model of half the
+layers, doubles with the depth. The gradients are those of the same blocks under ordinary automatic differentiation, in
+float64, to rounding.
+Measured: The most numbers alive at one time in forward and backward pass together, counted at every allocation, inside
+operators too, by depth. Activations: what twice the batch adds to it, so that gradients of weights, of which there are
+as many for any batch, are left out; with them it is shown beside. Bytes that the forward pass keeps for the backward
+pass, every tensor once and weights apart. Operations of both passes, reversible over residual: one more forward pass
+makes 4 of 3. No clock; seeds draw tokens and weights, on which nothing of this depends.
+"""
 
 import torch
 from torch import Tensor
 
-from evidence.claims._base import About, Claim, Control, Finding, Observation, Plot, Revision
+from evidence.claims._base import Claim, Control, Finding, Observation, Plot, Revision, setting
 from evidence.claims._growth import exponent
+from evidence.claims._training import decoder
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
+from regard.models import LanguageModel
 from regard_lab.benchmark.cost import counted, kept_bytes
 
 
-@dataclass(frozen=True)
 class ReversibleMemory(Claim):
-    """Peaks, bytes kept, operations and gradients of reversible and of residual stacks of the same sizes."""
-
-    about = About(
-        title="Reversible layers keep activations of one layer, whatever the depth",
-        says="In reversible blocks the activations of each layer follow from those of the next, so that none has to be "
-        "kept: memory for activations is divided by the number of layers, at no loss, for the time of one more "
-        "forward pass.",
-        source="Gomez et al. 2017, section 3; Kitaev, Kaiser, Levskaya 2020 (Reformer), section 3",
-        control="A residual stack keeps as much in every layer: what is alive at most, less what is in a model of half "
-        "the layers, doubles with the depth. The gradients are those of the same blocks under ordinary automatic "
-        "differentiation, in float64, to rounding.",
-        measures="The most numbers alive at one time in forward and backward pass together, counted at every "
-        "allocation, inside operators too, by depth. Activations: what twice the batch adds to it, so that gradients "
-        "of weights, of which there are as many for any batch, are left out; with them it is shown beside. Bytes that "
-        "the forward pass keeps for the backward pass, every tensor once and weights apart. Operations of both "
-        "passes, reversible over residual: one more forward pass makes 4 of 3. No clock; seeds draw tokens and "
-        "weights, on which nothing of this depends.",
-    )
     controls = (
-        Control(value="linear", title="residual: growth, second doubling / first", expected=2.0, tolerance=0.05),
-        Control(value="gradient", title="gradients, reversible - ordinary, relative", expected=0.0, tolerance=1e-9),
+        Control("linear", "residual: growth, second doubling / first", 2.0, tolerance=0.05),
+        Control("gradient", "gradients, reversible - ordinary, relative", 0.0, tolerance=1e-9),
     )
     findings = (
-        Finding(value="flat", title="reversible: peak of activations, deepest / shallowest", at_most=1.15),
-        Finding(value="again", title="operations of both passes, reversible / residual, most", at_most=1.4),
-        Finding(value="folds", title="deepest: peak, residual / reversible, over layers", at_least=0.5),
-        Finding(value="kept", title="reversible: bytes kept, deepest / shallowest", at_most=1.15, states=False),
-        Finding(value="all", title="reversible: all that is alive, deepest / shallowest", at_most=1.15, states=False),
-        Finding(value="slope", title="residual: peak ~ layers to the power of", at_least=0.8, states=False),
+        Finding("flat", "reversible: peak of activations, deepest / shallowest", at_most=1.15),
+        Finding("again", "operations of both passes, reversible / residual, most", at_most=1.4),
+        Finding("folds", "deepest: peak, residual / reversible, over layers", at_least=0.5),
+        Finding("kept", "reversible: bytes kept, deepest / shallowest", at_most=1.15, states=False),
+        Finding("all", "reversible: all that is alive, deepest / shallowest", at_most=1.15, states=False),
+        Finding("slope", "residual: peak ~ layers to the power of", at_least=0.8, states=False),
     )
     revised = Revision(
-        what="Bytes of the backward pass were those kept and of one residual block; now the peak of both passes is "
+        "Bytes of the backward pass were those kept and of one residual block; now the peak of both passes is "
         "counted. The shallowest has 6 layers. The bounds are those of before.",
-        seen=(0, 1, 2),
+        (0, 1, 2),
     )
     plots = (
-        Plot(name="peak", title="Activations alive at most", x="layers", y="numbers", log_x=True, log_y=True),
-        Plot(name="all", title="All that is alive at most", x="layers", y="numbers", log_x=True, log_y=True),
-        Plot(name="bytes", title="Kept for the backward pass", x="layers", y="bytes", log_x=True, log_y=True),
-        Plot(name="operations", title="Both passes", x="layers", y="operations", log_x=True, log_y=True),
+        Plot("peak", "Activations alive at most", "layers", "numbers", log_x=True, log_y=True),
+        Plot("all", "All that is alive at most", "layers", "numbers", log_x=True, log_y=True),
+        Plot("bytes", "Kept for the backward pass", "layers", "bytes", log_x=True, log_y=True),
+        Plot("operations", "Both passes", "layers", "operations", log_x=True, log_y=True),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"depths": (2, 4, 8), "dim": 16, "length": 32}
 
     reversible: str = "reversible"
     residual: str = "residual"
     attention: str = "softmax"
-    depths: tuple[int, ...] = (6, 12, 24)
+    depths: tuple[int, ...] = setting((6, 12, 24), tiny=(2, 4, 8))
     """doublings"""
-    dim: int = 64
-    length: int = 256
+    dim: int = setting(64, tiny=16)
+    length: int = setting(256, tiny=32)
     batch: int = 2
     symbols: int = 20
 
     def observe(self, seed: int) -> Observation:
-        """Count both at every depth."""
         tokens, twice = (
             torch.randint(self.symbols, (batch, self.length), generator=generator(seed, "tokens", batch))
             for batch in (self.batch, 2 * self.batch)
@@ -103,17 +92,7 @@ class ReversibleMemory(Claim):
         return Observation(values, curves)
 
     def model(self, block: str, layers: int, seed: int) -> LanguageModel:
-        """A model of so many layers."""
-        config = ModelConfig(
-            vocab_size=self.symbols,
-            dim=self.dim,
-            layers=layers,
-            heads=4,
-            attention=(self.attention,),
-            block=block,
-            seed=seed,
-        )
-        return LanguageModel(config).train()
+        return decoder(self, self.symbols, seed, layers=layers, heads=4, attention=self.attention, block=block)
 
     def difference(self, tokens: Tensor, seed: int) -> float:
         """Of the gradients from those of the blocks one after the other, over the size of these."""

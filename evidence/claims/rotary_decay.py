@@ -1,62 +1,45 @@
-"""How the scores of rotated queries and keys depend on their distance."""
+"""Rotary positions decay with distance.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+Claim: The score of a rotated query and key depends on their distance alone, and a bound on it decays as they move
+apart: tokens far from each other should have less to do with each other.
+Source: Su et al. 2021 (RoFormer), sections 3.3 and 3.4.3, figure 2
+Control: Keys independent of their query: rotations keep their length, so that the mean square of the score is dim at
+every distance. (Such pairs do not decay, whatever the bound does.)
+Measured: Random normal queries in float64. The mean over pairs of the bound of section 3.4.3, and the mean score of a
+key that equals its query, both far away over near; whether any score exceeds its bound; whether a shift of both
+positions changes any score. Single pairs need not decay: the plot shows one.
+"""
 
 import torch
 from torch import Tensor
 
-from evidence.claims._base import About, Claim, Control, Finding, Observation, Plot, Revision
+from evidence.claims._base import Claim, Control, Finding, Observation, Plot, Revision, setting
 from regard import Heads
 from regard.core.attention import generator
 from regard.position import build_position
 
 
-@dataclass(frozen=True)
 class RotaryDecay(Claim):
-    """Scores by distance: of keys that equal their query, of independent pairs, and the published bound."""
-
-    about = About(
-        title="Rotary positions decay with distance",
-        says="The score of a rotated query and key depends on their distance alone, and a bound on it decays as they "
-        "move apart: tokens far from each other should have less to do with each other.",
-        source="Su et al. 2021 (RoFormer), sections 3.3 and 3.4.3, figure 2",
-        control="Keys independent of their query: rotations keep their length, so that the mean square of the score is "
-        "dim at every distance. (Such pairs do not decay, whatever the bound does.)",
-        measures="Random normal queries in float64. The mean over pairs of the bound of section 3.4.3, and the mean "
-        "score of a key that equals its query, both far away over near; whether any score exceeds its bound; whether a "
-        "shift of both positions changes any score. Single pairs need not decay: the plot shows one.",
-    )
-    controls = (
-        Control(
-            value="independent",
-            title="mean square score of independent pairs / dim, far away",
-            expected=1.0,
-            tolerance=0.25,
-        ),
-    )
+    controls = (Control("independent", "mean square score of independent pairs / dim, far away", 1.0, tolerance=0.25),)
     findings = (
-        Finding(value="bound", title="mean bound, far / at distance 1", at_most=0.5),
-        Finding(value="matching", title="mean score of equal pairs, far / at distance 0", at_most=0.5),
-        Finding(value="exceeds", title="largest score over its bound", at_most=1.0),
-        Finding(value="shift", title="largest change of a score by a shift, of |q||k|", at_most=1e-9),
+        Finding("bound", "mean bound, far / at distance 1", at_most=0.5),
+        Finding("matching", "mean score of equal pairs, far / at distance 0", at_most=0.5),
+        Finding("exceeds", "largest score over its bound", at_most=1.0),
+        Finding("shift", "largest change of a score by a shift, of |q||k|", at_most=1e-9),
     )
-    revised = Revision(what="The control on independent pairs tolerated 0.15, and tolerates 0.25.", seen=(0, 1, 2))
+    revised = Revision("The control on independent pairs tolerated 0.15, and tolerates 0.25.", (0, 1, 2))
     plots = (
-        Plot(name="decay", title="Decay with distance", x="distance", y="of the value at distance 0"),
-        Plot(name="pair", title="One pair", x="distance", y="score / (|q| |k|)"),
+        Plot("decay", "Decay with distance", "distance", "of the value at distance 0"),
+        Plot("pair", "One pair", "distance", "score / (|q| |k|)"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"pairs": 400, "length": 256}
 
     position: str = "rotary"
     dim: int = 64
-    length: int = 512
+    length: int = setting(512, tiny=256)
     """distances from 0 to length - 1; the upper half of them is far"""
-    pairs: int = 1000
+    pairs: int = setting(1000, tiny=400)
 
     def observe(self, seed: int) -> Observation:
-        """Draw pairs, score them at every distance."""
         draw = generator(seed, "rotary_decay")
         scheme = build_position(self.position, Heads(count=1, key_dim=self.dim), self.dim)
         q, other = torch.randn(2, self.pairs, self.dim, generator=draw, dtype=torch.float64)

@@ -1,82 +1,71 @@
-"""Reading in segments with a memory, against reading everything at once."""
+"""Segments with a long enough memory are full context.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+Claim: The hidden states of the segment before are reused as an extended context, and not computed again. The longest
+dependency grows with layers x segment; what lies within the memory is seen as if it had been read at once.
+Source: Dai et al. 2019, section 3.2 and figure 2b
+Control: A memory of one segment must change outputs from the third segment on, and none before: there it still holds
+all that was read. A text of one segment needs no memory: no bit may differ. In full context the first token reaches
+every later one.
+Measured: Decoders with random weights in float64 on random symbols, cut in equal and in unequal segments, under three
+position schemes: the largest difference of an output from that of the same weights without a memory, over the largest
+output. Reach: the pairs (segment written, segment read) of which a changed first token moves any later output by
+anything at all, against segments that are at most as far apart as there are layers, one segment of memory each. Nothing
+is trained; an error of one position would be seen.
+"""
+
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, setting
+from evidence.claims._training import shape
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
+from regard.models import LanguageModel
 
 SYMBOLS = 16
 """of the text, which is random"""
 
 
-@dataclass(frozen=True)
 class SegmentsEqualFullContext(Claim):
-    """The outputs of one decoder, whose text is cut into segments or not, and how far each of them reaches."""
-
-    about = About(
-        title="Segments with a long enough memory are full context",
-        says="The hidden states of the segment before are reused as an extended context, and not computed again. The "
-        "longest dependency grows with layers x segment; what lies within the memory is seen as if it had been read "
-        "at once.",
-        source="Dai et al. 2019, section 3.2 and figure 2b",
-        control="A memory of one segment must change outputs from the third segment on, and none before: there it "
-        "still holds all that was read. A text of one segment needs no memory: no bit may differ. In full context the "
-        "first token reaches every later one.",
-        measures="Decoders with random weights in float64 on random symbols, cut in equal and in unequal segments, "
-        "under three position schemes: the largest difference of an output from that of the same weights without a "
-        "memory, over the largest output. Reach: the pairs (segment written, segment read) of which a changed first "
-        "token moves any later output by anything at all, against segments that are at most as far apart as there are "
-        "layers, one segment of memory each. Nothing is trained; an error of one position would be seen.",
-    )
     controls = (
-        Control(value="one segment", title="one segment: largest difference", expected=0.0, tolerance=0.0),
+        Control("one segment", "one segment: largest difference", 0.0, tolerance=0.0),
         Control(
-            value="short, where it still holds all",
-            title="memory of a segment, first two: largest difference",
-            expected=0.0,
+            "short, where it still holds all",
+            "memory of a segment, first two: largest difference",
+            0.0,
             tolerance=1e-10,
         ),
         Control(
-            value="short differs",
-            title="memory of a segment: 1 if later outputs differ by more than 1e-3",
-            expected=1.0,
-            tolerance=0.0,
+            "short differs", "memory of a segment: 1 if later outputs differ by more than 1e-3", 1.0, tolerance=0.0
         ),
-        Control(value="full reach", title="full context: share of pairs reached", expected=1.0, tolerance=0.0),
+        Control("full reach", "full context: share of pairs reached", 1.0, tolerance=0.0),
     )
     findings = (
-        Finding(value="transformer_xl", title="distances of Transformer-XL: largest difference", at_most=1e-10),
-        Finding(value="rotary", title="rotary: largest difference", at_most=1e-10),
-        Finding(value="alibi", title="ALiBi: largest difference", at_most=1e-10),
-        Finding(value="unequal", title="other lengths of segments: largest difference", at_most=1e-10),
-        Finding(value="gradient", title="gradient of a segment for the one before, largest", at_most=0.0),
-        Finding(value="wrong reach", title="pairs unlike: at most as many segments apart as layers", at_most=0.5),
+        Finding("transformer_xl", "distances of Transformer-XL: largest difference", at_most=1e-10),
+        Finding("rotary", "rotary: largest difference", at_most=1e-10),
+        Finding("alibi", "ALiBi: largest difference", at_most=1e-10),
+        Finding("unequal", "other lengths of segments: largest difference", at_most=1e-10),
+        Finding("gradient", "gradient of a segment for the one before, largest", at_most=0.0),
+        Finding("wrong reach", "pairs unlike: at most as many segments apart as layers", at_most=0.5),
     )
     plots = (
-        Plot(name="difference", title="Memory of one segment", x="position", y="largest difference / largest output"),
-        Plot(name="reach", title="How far back outputs depend", x="layers", y="segments"),
+        Plot("difference", "Memory of one segment", "position", "largest difference / largest output"),
+        Plot("reach", "How far back outputs depend", "layers", "segments"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"segment": 4, "segments": 4, "dim": 16, "depth": 2, "batch": 2}
 
     memory: str = "recent(length={length})"
     positions: tuple[str, ...] = ("transformer_xl", "rotary", "alibi")
-    segment: int = 12
-    segments: int = 6
-    dim: int = 32
+    segment: int = setting(12, tiny=4)
+    segments: int = setting(6, tiny=4)
+    dim: int = setting(32, tiny=16)
     heads: int = 4
-    depth: int = 4
+    depth: int = setting(4, tiny=2)
     """layers"""
-    batch: int = 4
+    batch: int = setting(4, tiny=2)
 
     def observe(self, seed: int) -> Observation:
-        """Compare every scheme, and look how far every depth reaches."""
         whole, draw = self.segment * self.segments, generator(seed, "text")
         text = torch.randint(SYMBOLS, (self.batch, whole), generator=draw)
         values: dict[str, float] = {}
@@ -108,17 +97,9 @@ class SegmentsEqualFullContext(Claim):
 
     def model(self, memory: str | None, position: str, segment: int, layers: int, seed: int) -> LanguageModel:
         """Decoders of one seed and depth have the same weights; larger ones than usual, so that contexts matter."""
-        shape = ModelConfig(
-            vocab_size=SYMBOLS,
-            dim=self.dim,
-            heads=self.heads,
-            layers=layers,
-            position=position,
-            max_length=segment,
-            seed=seed,
-        )
+        config = shape(self, SYMBOLS, seed, layers=layers, position=position, max_length=segment)
         draw = generator(seed, "weights")
-        model = LanguageModel(shape if memory is None else replace(shape, memory=memory)).double().eval()
+        model = LanguageModel(config if memory is None else replace(config, memory=memory)).double().eval()
         with torch.no_grad():
             for weight in model.parameters():
                 if weight.ndim > 1:

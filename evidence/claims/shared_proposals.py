@@ -1,15 +1,29 @@
-"""Proposals shared by all queries (LARA) against other estimators of softmax attention, at equal cost."""
+"""Shared proposals make random features better at equal cost.
+
+Claim: LARA, which estimates softmax attention from C proposals that all queries share and places near the data,
+weighted by multiple importance sampling, is closer to softmax than random features at equal cost, and its
+query-specific weights are closer than the balance heuristic alone. It is linear in the length, where randomized
+attention, which it approximates, is quadratic.
+Source: Zheng, Wang, Kong 2022, section 4
+Control: The error of randomized attention falls as one over the root of its samples. With one landmark the weights do
+not matter: LARA gives the same with both. LARA can win: queries and keys near one point p have their best proposals
+near 2 p, which landmark maps set by hand give, and there its error is less than 0.8 of Performer's. Every training is
+over.
+Measured: Relative root mean square error of the output in float64 over redraws, and operations counted, no clock. On
+random vectors, and on those of an encoder trained with softmax on masked text, new windows of it. LARA's landmark maps
+are fitted to softmax on other sequences, those of the trained case by its own. Errors at equal cost: interpolated
+between numbers of features, logarithms of both.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from evidence.claims._growth import between, exponent, operations, ratio
 from evidence.claims._plateau import FINISHED, NATS, change
 from regard import Heads, build
@@ -29,91 +43,53 @@ SMALLEST = 1e-12
 """squared errors below it are as good as none"""
 
 
-@dataclass(frozen=True)
 class SharedProposals(Claim):
-    """Error of the output over counted operations: Performer, randomized attention, LARA with two kinds of weights."""
-
-    about = About(
-        title="Shared proposals make random features better at equal cost",
-        says="LARA, which estimates softmax attention from C proposals that all queries share and places near the "
-        "data, weighted by multiple importance sampling, is closer to softmax than random features at equal cost, and "
-        "its query-specific weights are closer than the balance heuristic alone. It is linear in the length, where "
-        "randomized attention, which it approximates, is quadratic.",
-        source="Zheng, Wang, Kong 2022, section 4",
-        control="The error of randomized attention falls as one over the root of its samples. With one landmark the "
-        "weights do not matter: LARA gives the same with both. LARA can win: queries and keys near one point p have "
-        "their best proposals near 2 p, which landmark maps set by hand give, and there its error is less than 0.8 of "
-        "Performer's. Every training is over.",
-        measures="Relative root mean square error of the output in float64 over redraws, and operations counted, no "
-        "clock. On random vectors, and on those of an encoder trained with softmax on masked text, new windows of it. "
-        "LARA's landmark maps are fitted to softmax on other sequences, those of the trained case by its own. Errors "
-        "at equal cost: interpolated between numbers of features, logarithms of both.",
-    )
     controls = (
-        Control(value="samples", title="randomized: error ~ samples to the power of", expected=-0.5, tolerance=0.1),
-        Control(value="one landmark", title="one landmark: full - balance, largest", expected=0.0, tolerance=1e-9),
-        Control(
-            value="known proposals",
-            title="known proposals: 1 if LARA balance / Performer < 0.8",
-            expected=1.0,
-            tolerance=0.0,
-        ),
+        Control("samples", "randomized: error ~ samples to the power of", -0.5, tolerance=0.1),
+        Control("one landmark", "one landmark: full - balance, largest", 0.0, tolerance=1e-9),
+        Control("known proposals", "known proposals: 1 if LARA balance / Performer < 0.8", 1.0, tolerance=0.0),
         FINISHED,
     )
     findings = (
-        Finding(value="random balance", title="random: error, LARA balance / Performer", at_most=1.0),
-        Finding(value="random full", title="random: error, LARA full / balance, few landmarks", at_most=0.99),
-        Finding(value="random quadratic", title="random: error, LARA full / randomized", at_most=1.0),
-        Finding(value="trained balance", title="trained: error, LARA balance / Performer", at_most=1.0),
-        Finding(value="trained full", title="trained: error, LARA full / balance, few landmarks", at_most=0.99),
-        Finding(value="trained quadratic", title="trained: error, LARA full / randomized", at_most=1.0),
-        Finding(
-            value="consistent",
-            title="random: balance, error ~ landmarks to the power of",
-            at_most=-0.25,
-            states=False,
-        ),
+        Finding("random balance", "random: error, LARA balance / Performer", at_most=1.0),
+        Finding("random full", "random: error, LARA full / balance, few landmarks", at_most=0.99),
+        Finding("random quadratic", "random: error, LARA full / randomized", at_most=1.0),
+        Finding("trained balance", "trained: error, LARA balance / Performer", at_most=1.0),
+        Finding("trained full", "trained: error, LARA full / balance, few landmarks", at_most=0.99),
+        Finding("trained quadratic", "trained: error, LARA full / randomized", at_most=1.0),
+        Finding("consistent", "random: balance, error ~ landmarks to the power of", at_most=-0.25, states=False),
     )
     least_seeds = 5
     revised = Revision(
-        what="The query-specific weights had to be better by anything, and have to be by 1 %. How the error falls with "
+        "The query-specific weights had to be better by anything, and have to be by 1 %. How the error falls with "
         "landmarks, of which the claim does not speak, decides nothing. Landmark maps were fitted for 60 steps and the "
         "encoder trained for 150, which are 2,400 and 4,000 now, with a control that trainings are over and one that "
         "LARA can win. After 600 and 1,000 steps the training of one seed in five was not over.",
-        seen=(0, 1, 2, 100, 101, 102, 103, 104),
+        (0, 1, 2, 100, 101, 102, 103, 104),
     )
     plots = (
-        Plot(name="random", title="Random vectors", x="operations", y="relative error", log_x=True, log_y=True),
-        Plot(name="trained", title="Trained encoder", x="operations", y="relative error", log_x=True, log_y=True),
+        Plot("random", "Random vectors", "operations", "relative error", log_x=True, log_y=True),
+        Plot("trained", "Trained encoder", "operations", "relative error", log_x=True, log_y=True),
     )
-    tiny: ClassVar[Mapping[str, object]] = {
-        "length": 64,
-        "landmarks": (2, 8),
-        "features": (4, 8, 16),
-        "fit_steps": 20,
-        "train_steps": 5,
-        "redraws": 6,
-    }
 
     lara: str = "lara(num_landmarks={count}, alpha={alpha})"
     performer: str = "performer(num_features={count})"
     randomized: str = "randomized(num_samples={count})"
-    landmarks: tuple[int, ...] = (4, 16, 64)
-    features: tuple[int, ...] = (4, 16, 64, 256)
+    landmarks: tuple[int, ...] = setting((4, 16, 64), tiny=(2, 8))
+    features: tuple[int, ...] = setting((4, 16, 64, 256), tiny=(4, 8, 16))
     samples: tuple[int, ...] = (1, 4)
-    length: int = 256
+    length: int = setting(256, tiny=64)
     norm: float = 1.5
     """of random queries and keys, scaled by dim^(-1/4): logits within -norm^2 and norm^2"""
     heads: int = 4
     dim: int = 16
     sequences: int = 3
     """in each test"""
-    redraws: int = 8
-    fit_steps: int = 2400
-    train_steps: int = 4000
+    redraws: int = setting(8, tiny=6)
+    fit_steps: int = setting(2400, tiny=20)
+    train_steps: int = setting(4000, tiny=5)
 
     def observe(self, seed: int) -> Observation:
-        """Fit landmark maps on some sequences, measure all on others."""
         values: dict[str, float] = {}
         curves: dict[str, dict[str, Curve]] = {}
         kinds = {
@@ -234,7 +210,6 @@ class SharedProposals(Claim):
     def line(
         self, spec: str, counts: Sequence[int], case: Case, exact: Attention, maps: Mapping[str, Tensor], seed: int
     ) -> tuple[list[float], list[float]]:
-        """Operations and errors over numbers of features."""
         points = [self.point(spec.format(count=count), case, exact, maps, seed) for count in counts]
         return [cost for cost, _ in points], [error for _, error in points]
 

@@ -1,17 +1,26 @@
-"""One projection for queries and keys against two, on text, at equal steps."""
+"""A shared projection for queries and keys loses nothing.
+
+Claim: Keys that are the queries, divided by their length, with no token attending to itself while there is another, do
+not perform worse than a projection of their own, at any step of the training.
+Source: Kitaev, Kaiser, Levskaya 2020 (Reformer), sections 2 and 5 (shared-QK, figure 3)
+Control: Models with keys of their own read: in the end they are 0.2 bits below the table of pairs of letters, which
+sees one letter, and far from any floor, so that a difference can show. A loss is seen: equal weights, which tell no
+letter from another, lose 0.05 bits or more. A shared projection can win: after the whole training it beats keys of
+their own after a third of it. The learning rate ends at 0.
+Measured: Bits per letter of held-out addresses, always the same ones, at a sixth, a third, half, two thirds and all of
+the steps of one training: shared less separate projections, full attention in two layers with learned positions, the
+same letters in the same order.
+"""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from evidence.claims._letters import LETTERS, nats, pair_bits, samples
+from evidence.claims._training import decoder
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
 from regard_lab.benchmark.fitting import train
 
 READ = 0.2
@@ -22,62 +31,42 @@ SEEN = 0.05
 """bits that are a loss"""
 
 
-@dataclass(frozen=True)
 class SharedQueryKey(Claim):
-    """Language models of letters whose keys are queries of unit length, and others with keys of their own."""
-
-    about = About(
-        title="A shared projection for queries and keys loses nothing",
-        says="Keys that are the queries, divided by their length, with no token attending to itself while there is "
-        "another, do not perform worse than a projection of their own, at any step of the training.",
-        source="Kitaev, Kaiser, Levskaya 2020 (Reformer), sections 2 and 5 (shared-QK, figure 3)",
-        control="Models with keys of their own read: in the end they are 0.2 bits below the table of pairs of letters, "
-        "which sees one letter, and far from any floor, so that a difference can show. A loss is seen: equal weights, "
-        "which tell no letter from another, lose 0.05 bits or more. A shared projection can win: after the whole "
-        "training it beats keys of their own after a third of it. The learning rate ends at 0.",
-        measures="Bits per letter of held-out addresses, always the same ones, at a sixth, a third, half, two thirds "
-        "and all of the steps of one training: shared less separate projections, full attention in two layers with "
-        "learned positions, the same letters in the same order.",
-    )
     controls = (
-        Control(value="read", title="1 if keys of their own read", expected=1.0, tolerance=0.0, small=False),
-        Control(value="seen", title="1 if equal weights are seen to lose", expected=1.0, tolerance=0.0, small=False),
-        Control(
-            value="later", title="1 if shared wins by three times the steps", expected=1.0, tolerance=0.0, small=False
-        ),
-    )  # fmt: skip
+        Control("read", "1 if keys of their own read", 1.0, tolerance=0.0, small=False),
+        Control("seen", "1 if equal weights are seen to lose", 1.0, tolerance=0.0, small=False),
+        Control("later", "1 if shared wins by three times the steps", 1.0, tolerance=0.0, small=False),
+    )
     findings = (
-        Finding(value="at 1", title="bits at a sixth of the steps, shared - separate", at_most=EQUAL),
-        Finding(value="at 2", title="bits at a third of the steps, shared - separate", at_most=EQUAL),
-        Finding(value="at 3", title="bits at half of the steps, shared - separate", at_most=EQUAL),
-        Finding(value="at 4", title="bits at two thirds of the steps, shared - separate", at_most=EQUAL),
-        Finding(value="at 6", title="bits at the end, shared - separate", at_most=EQUAL),
-        Finding(value="mean", title="bits, mean over these steps, shared - separate", at_most=EQUAL, states=False),
+        Finding("at 1", "bits at a sixth of the steps, shared - separate", at_most=EQUAL),
+        Finding("at 2", "bits at a third of the steps, shared - separate", at_most=EQUAL),
+        Finding("at 3", "bits at half of the steps, shared - separate", at_most=EQUAL),
+        Finding("at 4", "bits at two thirds of the steps, shared - separate", at_most=EQUAL),
+        Finding("at 6", "bits at the end, shared - separate", at_most=EQUAL),
+        Finding("mean", "bits, mean over these steps, shared - separate", at_most=EQUAL, states=False),
     )
     least_seeds = 5
     revised = Revision(
-        what="Every model duplicated symbols without a fault, so that nothing but a failure to learn could be seen, "
+        "Every model duplicated symbols without a fault, so that nothing but a failure to learn could be seen, "
         "and the mean loss of a training was beside the claim. Letters of text take their place, without a ceiling, "
         "and differences at equal steps state the claim.",
-        seen=(0, 1, 2, 3, 4, 900),
+        (0, 1, 2, 3, 4, 900),
     )
-    plots = (Plot(name="bits", title="Held-out text", x="step", y="bits per letter"),)
-    tiny: ClassVar[Mapping[str, object]] = {"steps": 12, "dim": 8, "length": 16, "batch": 4, "texts": 16}
+    plots = (Plot("bits", "Held-out text", "step", "bits per letter"),)
 
     shared: str = "lsh(num_buckets=1, rounds=1, impl=reference)"
     """one bucket: full attention, by definition, which is faster where sequences are short"""
     separate: str = "softmax"
     blind: str = "uniform"
-    dim: int = 32
-    length: int = 32
-    steps: int = 400
+    dim: int = setting(32, tiny=8)
+    length: int = setting(32, tiny=16)
+    steps: int = setting(400, tiny=12)
     learning_rate: float = 1e-2
-    batch: int = 16
-    texts: int = 256
+    batch: int = setting(16, tiny=4)
+    texts: int = setting(256, tiny=16)
     """held out"""
 
     def observe(self, seed: int) -> Observation:
-        """Train all three on the same letters."""
         steps, found = self.watched, {}
         for name in ("shared", "separate", "blind"):
             found[name] = self.bits(getattr(self, name), seed)
@@ -97,7 +86,6 @@ class SharedQueryKey(Claim):
 
     @property
     def watched(self) -> list[int]:
-        """The steps at which bits are measured."""
         return [self.steps * sixth // 6 for sixth in range(1, 7)]
 
     def held_out(self, seed: int) -> Tensor:
@@ -106,17 +94,11 @@ class SharedQueryKey(Claim):
 
     def bits(self, spec: str, seed: int) -> list[float]:
         """Of held-out letters at the steps that are watched."""
-        config = ModelConfig(
-            vocab_size=LETTERS,
-            dim=self.dim,
-            layers=2,
-            heads=4,
-            attention=(spec,),
-            position="learned",
-            max_length=self.length,
-            seed=seed,
+        model = decoder(
+            self, LETTERS, seed, layers=2, heads=4, attention=spec, position="learned", max_length=self.length
         )
-        model, draw, new = LanguageModel(config).train(), generator(seed, "letters"), self.held_out(seed)
+        draw = generator(seed, "letters")
+        new = self.held_out(seed)
         found: list[float] = []
 
         @torch.no_grad()

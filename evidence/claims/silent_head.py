@@ -1,82 +1,61 @@
-"""A head that may say nothing."""
+"""softmax_plus_one can stay silent.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+Claim: The weights of a softmax sum to 1, so that a head must add something even where it has nothing to say; with 1
+added below the line it can say nothing.
+Source: Miller 2023, Attention is off by one
+Control: A softmax that is given one more key of content 0 can be silent by looking there: error 0. Without it the
+weights sum to 1. Logits that are linear in the contents do not depend on a row's mean content, so that an average of n
+independent contents keeps at least 1/n of the variance. Values scaled by w leave w^2/n where no key is marked and,
+looking at the marked key alone, (1 - w)^2 where one is: together at least 1/(n + 1), at w = n/(n + 1). By itself the
+first can be anything down to 0 (w = 0), so the sum is what is judged.
+Measured: Error (share of the content's variance) of one trained head with a value projection without bias, where a key
+is marked and where none is; and its largest logit.
+"""
 
 import torch
 from torch import Tensor, nn
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from regard import Attention, Heads, build
 from regard.core.attention import generator
 from regard.layer import linear
 from regard_lab.benchmark.fitting import fit
 
 
-@dataclass(frozen=True)
 class SilentHead(Claim):
-    """Give the content of the marked key, and 0 where no key is marked."""
-
-    about = About(
-        title="softmax_plus_one can stay silent",
-        says="The weights of a softmax sum to 1, so that a head must add something even where it has nothing to say; "
-        "with 1 added below the line it can say nothing.",
-        source="Miller 2023, Attention is off by one",
-        control="A softmax that is given one more key of content 0 can be silent by looking there: error 0. Without it "
-        "the weights sum to 1. Logits that are linear in the contents do not depend on a row's mean content, so that "
-        "an average of n independent contents keeps at least 1/n of the variance. Values scaled by w leave w^2/n where "
-        "no key is marked and, looking at the marked key alone, (1 - w)^2 where one is: together at least 1/(n + 1), "
-        "at w = n/(n + 1). By itself the first can be anything down to 0 (w = 0), so the sum is what is judged.",
-        measures="Error (share of the content's variance) of one trained head with a value projection without bias, "
-        "where a key is marked and where none is; and its largest logit.",
-    )
     controls = (
-        Control(value="sink silent", title="error of softmax with a zero key, no mark", expected=0.0, tolerance=0.02),
-        Control(value="sink marked", title="error of softmax with a zero key, a mark", expected=0.0, tolerance=0.02),
+        Control("sink silent", "error of softmax with a zero key, no mark", 0.0, tolerance=0.02),
+        Control("sink marked", "error of softmax with a zero key, a mark", 0.0, tolerance=0.02),
     )
     findings = (
-        Finding(value="plus one silent", title="softmax_plus_one: error, no mark", at_most=0.02),
-        Finding(value="plus one marked", title="softmax_plus_one: error, a mark", at_most=0.02),
-        Finding(value="plain both", title="softmax: error, no mark + a mark, times keys + 1", at_least=0.9),
+        Finding("plus one silent", "softmax_plus_one: error, no mark", at_most=0.02),
+        Finding("plus one marked", "softmax_plus_one: error, a mark", at_most=0.02),
+        Finding("plain both", "softmax: error, no mark + a mark, times keys + 1", at_least=0.9),
         Finding(
-            value="plain silent",
-            title="softmax: error, no mark, over keys/(keys + 1)^2",
-            at_least=0.8,
-            at_most=1.25,
-            states=False,
+            "plain silent", "softmax: error, no mark, over keys/(keys + 1)^2", at_least=0.8, at_most=1.25, states=False
         ),
     )
     revised = Revision(
-        what="The finding on softmax was its error without a mark, at least half of 1/keys; a head can lower that "
+        "The finding on softmax was its error without a mark, at least half of 1/keys; a head can lower that "
         "error alone by smaller values, so the sum with the error where a key is marked is judged, against its least.",
-        seen=(0, 1, 2),
+        (0, 1, 2),
     )
     plots = (
-        Plot(name="error", title="Error", x="", y="share of the variance"),
-        Plot(name="logits", title="Largest logit on the test set", x="", y="|q . k| / sqrt(dim)"),
-        Plot(name="loss", title="Training", x="step", y="share of the variance", log_y=True),
+        Plot("error", "Error", "", "share of the variance"),
+        Plot("logits", "Largest logit on the test set", "", "|q . k| / sqrt(dim)"),
+        Plot("loss", "Training", "step", "share of the variance", log_y=True),
     )
-    tiny: ClassVar[Mapping[str, object]] = {
-        "keys": 4,
-        "content": 4,
-        "width": 8,
-        "steps": 150,
-        "batch": 32,
-        "rate": 0.05,
-    }
 
-    keys: int = 8
-    content: int = 8
-    width: int = 16
-    steps: int = 1500
-    batch: int = 128
-    rate: float = 0.02
+    keys: int = setting(8, tiny=4)
+    content: int = setting(8, tiny=4)
+    width: int = setting(16, tiny=8)
+    steps: int = setting(1500, tiny=150)
+    batch: int = setting(128, tiny=32)
+    rate: float = setting(0.02, tiny=0.05)
     silent: str = "softmax_plus_one"
     plain: str = "softmax"
 
     def observe(self, seed: int) -> Observation:
-        """Train the three on the same keys, then measure on fresh ones."""
         values: dict[str, float] = {}
         losses: dict[str, Curve] = {}
         bars: dict[str, Curve] = {}
@@ -125,7 +104,6 @@ class Head(nn.Module):
         self.output = linear(content, content, bias=False, draw=generator(seed, "output"))
 
     def project(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v."""
         q = self.query.expand(keys.shape[0], 1, 1, -1)
         k, v = self.key(keys)[:, None], self.value(keys[..., : self.content])[:, None]
         if self.sink:
@@ -141,6 +119,5 @@ class Head(nn.Module):
         return (output - wanted).square().mean(-1)
 
     def largest(self, keys: Tensor) -> float:
-        """The largest logit of the rows."""
         q, k, _ = self.project(keys)
         return float(((q @ k.mT) / q.shape[-1] ** 0.5).detach().abs().max())

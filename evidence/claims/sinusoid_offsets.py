@@ -1,50 +1,41 @@
-"""A step of k positions is one linear map of sinusoidal codes."""
+"""Sinusoidal codes make offsets linear.
+
+Claim: For any fixed offset k the code of position i + k is a linear function of the code of position i, the same for
+all i, which should make it easy to attend by relative position.
+Source: Vaswani et al. 2017, section 3.5
+Control: Codes of independent normal numbers: nothing is to be found in them, and least squares on N positions with D
+channels errs on others by sqrt(1 + D / (N - D - 1)) of the codes' size, by theory.
+Measured: Least squares in float64 on half of the positions, drawn at random, for random offsets; the root mean square
+error on the other half over that of the codes. Also how much the product of two codes depends on more than their
+distance. That a map exists says nothing about whether a model uses it.
+"""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from evidence.claims._base import About, Claim, Control, Finding, Observation, Plot
+from evidence.claims._base import Claim, Control, Finding, Observation, Plot, setting
 from regard import Heads
 from regard.core.attention import generator
 from regard.position import build_position
 
 
-@dataclass(frozen=True)
 class SinusoidOffsets(Claim):
-    """The best linear map from the code of i to that of i + k, fitted on some positions and tried on the others."""
-
-    about = About(
-        title="Sinusoidal codes make offsets linear",
-        says="For any fixed offset k the code of position i + k is a linear function of the code of position i, the "
-        "same for all i, which should make it easy to attend by relative position.",
-        source="Vaswani et al. 2017, section 3.5",
-        control="Codes of independent normal numbers: nothing is to be found in them, and least squares on N positions "
-        "with D channels errs on others by sqrt(1 + D / (N - D - 1)) of the codes' size, by theory.",
-        measures="Least squares in float64 on half of the positions, drawn at random, for random offsets; the root "
-        "mean square error on the other half over that of the codes. Also how much the product of two codes depends "
-        "on more than their distance. That a map exists says nothing about whether a model uses it.",
-    )
-    controls = (Control(value="noise error", title="error on random codes / theory", expected=1.0, tolerance=0.1),)
+    controls = (Control("noise error", "error on random codes / theory", 1.0, tolerance=0.1),)
     findings = (
-        Finding(value="error", title="largest error of the map, of the codes' size", at_most=1e-9),
-        Finding(value="product", title="what products of codes depend on besides the distance", at_most=1e-9),
+        Finding("error", "largest error of the map, of the codes' size", at_most=1e-9),
+        Finding("product", "what products of codes depend on besides the distance", at_most=1e-9),
     )
-    plots = (Plot(name="error", title="Error of the best linear map", x="offset", y="error", log_y=True),)
-    tiny: ClassVar[Mapping[str, object]] = {"offsets": 3}
+    plots = (Plot("error", "Error of the best linear map", "offset", "error", log_y=True),)
 
     position: str = "sinusoidal"
     dim: int = 64
     length: int = 512
-    offsets: int = 12
+    offsets: int = setting(12, tiny=3)
     """how many, drawn from 1 to length / 4"""
 
     def observe(self, seed: int) -> Observation:
-        """Draw offsets and positions, fit, try."""
         draw = generator(seed, "sinusoid_offsets")
         scheme = build_position(self.position, Heads(count=1, key_dim=self.dim, max_length=self.length), self.dim)
         with torch.no_grad():
@@ -58,11 +49,7 @@ class SinusoidOffsets(Claim):
         noises = [map_error(noise, offset, draw) for offset in offsets]
         fitted = [(self.length - offset) // 2 for offset in offsets]
         theory = [math.sqrt(1 + self.dim / (rows - self.dim - 1)) for rows in fitted]
-        values = {
-            "error": max(errors),
-            "noise error": sum(noises) / sum(theory),
-            "product": spread(codes),
-        }
+        values = {"error": max(errors), "noise error": sum(noises) / sum(theory), "product": spread(codes)}
         return Observation(values, {"error": {self.position: (offsets, errors), "random codes": (offsets, noises)}})
 
 

@@ -1,84 +1,59 @@
-"""From which length on linear attention is cheaper than softmax."""
+"""Linear attention is cheaper than softmax as soon as a sequence is longer than its features.
+
+Claim: Softmax costs O(length^2 dim), linear attention O(length features dim): their costs cross where the length is
+about the number of features, dim for elu + 1 and the number of random features for Performer.
+Source: Katharopoulos et al. 2020, section 3.2; Choromanski et al. 2021, section 2
+Control: Counted operations grow as the length squared for softmax and in proportion to it for linear attention.
+Forward, bidirectional: softmax makes 4 length^2 dim, linear 4 length dim features, and random features cost as much
+again: the counted lines cross at dim for `linear`, at twice its features for `performer`.
+Measured: Operations of matrix products, counted; processor time of one core in turns, float32, forward, and forward
+with backward. Crossings are interpolated between lengths, logarithms of both.
+"""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable
 
 import torch
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, setting
 from evidence.claims._growth import exponent, operations
 from evidence.claims._turns import processor_seconds
 from regard import Heads, build
 from regard.core.attention import generator
 
 
-@dataclass(frozen=True)
 class SoftmaxLinearCrossover(Claim):
-    """Counted operations and time over length: where the lines of softmax and of linear attention cross."""
-
-    about = About(
-        title="Linear attention is cheaper than softmax as soon as a sequence is longer than its features",
-        says="Softmax costs O(length^2 dim), linear attention O(length features dim): their costs cross where the "
-        "length is about the number of features, dim for elu + 1 and the number of random features for Performer.",
-        source="Katharopoulos et al. 2020, section 3.2; Choromanski et al. 2021, section 2",
-        control="Counted operations grow as the length squared for softmax and in proportion to it for linear "
-        "attention. Forward, bidirectional: softmax makes 4 length^2 dim, linear 4 length dim features, and random "
-        "features cost as much again: the counted lines cross at dim for `linear`, at twice its features for "
-        "`performer`.",
-        measures="Operations of matrix products, counted; processor time of one core in turns, float32, forward, and "
-        "forward with backward. Crossings are interpolated between lengths, logarithms of both.",
-    )
     controls = (
-        Control(
-            value="softmax growth", title="softmax: operations ~ length to the power of", expected=2.0, tolerance=0.05
-        ),
-        Control(
-            value="linear growth", title="linear: operations ~ length to the power of", expected=1.0, tolerance=0.05
-        ),
-        Control(value="counted linear", title="linear: counted crossing / dim", expected=1.0, tolerance=0.1),
-        Control(value="counted performer", title="performer: counted crossing / features", expected=2.0, tolerance=0.1),
+        Control("softmax growth", "softmax: operations ~ length to the power of", 2.0, tolerance=0.05),
+        Control("linear growth", "linear: operations ~ length to the power of", 1.0, tolerance=0.05),
+        Control("counted linear", "linear: counted crossing / dim", 1.0, tolerance=0.1),
+        Control("counted performer", "performer: counted crossing / features", 2.0, tolerance=0.1),
     )
     findings = (
-        Finding(value="forward linear", title="linear: crossing of forward time / dim", at_least=0.5, at_most=2.0),
-        Finding(value="both linear", title="linear: crossing of forward + backward / dim", at_least=0.5, at_most=2.0),
-        Finding(
-            value="forward performer", title="performer: crossing of forward time / features", at_least=0.5, at_most=2.0
-        ),
-        Finding(
-            value="both performer",
-            title="performer: crossing of forward + backward / features",
-            at_least=0.5,
-            at_most=2.0,
-        ),
-        Finding(
-            value="causal linear",
-            title="linear, causal: crossing of forward + backward / dim",
-            at_least=0.5,
-            at_most=2.0,
-        ),
+        Finding("forward linear", "linear: crossing of forward time / dim", at_least=0.5, at_most=2.0),
+        Finding("both linear", "linear: crossing of forward + backward / dim", at_least=0.5, at_most=2.0),
+        Finding("forward performer", "performer: crossing of forward time / features", at_least=0.5, at_most=2.0),
+        Finding("both performer", "performer: crossing of forward + backward / features", at_least=0.5, at_most=2.0),
+        Finding("causal linear", "linear, causal: crossing of forward + backward / dim", at_least=0.5, at_most=2.0),
     )
     timed = True
     plots = (
-        Plot(name="counted", title="Forward", x="length", y="operations", log_x=True, log_y=True),
-        Plot(name="forward", title="Forward", x="length", y="milliseconds", log_x=True, log_y=True),
-        Plot(name="both", title="Forward and backward", x="length", y="milliseconds", log_x=True, log_y=True),
-        Plot(name="causal", title="Forward and backward, causal", x="length", y="milliseconds", log_x=True, log_y=True),
+        Plot("counted", "Forward", "length", "operations", log_x=True, log_y=True),
+        Plot("forward", "Forward", "length", "milliseconds", log_x=True, log_y=True),
+        Plot("both", "Forward and backward", "length", "milliseconds", log_x=True, log_y=True),
+        Plot("causal", "Forward and backward, causal", "length", "milliseconds", log_x=True, log_y=True),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"lengths": (16, 256, 1024), "rounds": 2, "heads": 1}
 
     softmax: str = "softmax"
     linear: str = "linear"
     performer: str = "performer(num_features={features})"
     features: int = 256
-    lengths: tuple[int, ...] = (16, 64, 256, 512, 1024, 2048)
-    heads: int = 4
+    lengths: tuple[int, ...] = setting((16, 64, 256, 512, 1024, 2048), tiny=(16, 256, 1024))
+    heads: int = setting(4, tiny=1)
     dim: int = 64
-    rounds: int = 9
+    rounds: int = setting(9, tiny=2)
 
     def observe(self, seed: int) -> Observation:
-        """Count and time all lengths, then find the crossings."""
         curves: dict[str, dict[str, Curve]] = {}
         for name, causal in (("counted", False), ("forward", False), ("both", False), ("causal", True)):
             series: dict[str, list[float]] = {"softmax": [], "linear": [], "performer": []}

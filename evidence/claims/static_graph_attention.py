@@ -1,66 +1,47 @@
-"""Graph attention ranks the keys alike for every query."""
+"""Graph attention cannot look a key up.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+Claim: The score of graph attention ranks the keys alike for every query, so that it fails on a dictionary lookup that a
+score which looks at query and key together solves.
+Source: Brody, Alon and Yahav 2022, How attentive are graph attention networks?, sections 3 and 4.1 (of Velickovic et
+al. 2018); the score that solves it is that of Bahdanau et al. 2015
+Control: The dot product can hold one direction per key, so that it reaches an accuracy of 1. A score that ranks alike
+is right for one query of each dictionary: 1/keys, which `uniform` has to give.
+Measured: Accuracy of the heaviest key after training on fresh dictionaries: one head on learned projections of one-hot
+keys and values, and how often two queries of a dictionary have the same heaviest key.
+"""
 
 import torch
 from torch import Tensor, nn
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from regard import Attention, Heads, build
 from regard.core.attention import generator
 from regard.layer import linear
 from regard_lab.benchmark.fitting import fit
 
 
-@dataclass(frozen=True)
 class StaticGraphAttention(Claim):
-    """Brody's dictionary: every query asks for the value of one key, and all keys are visible."""
-
-    about = About(
-        title="Graph attention cannot look a key up",
-        says="The score of graph attention ranks the keys alike for every query, so that it fails on a dictionary "
-        "lookup that a score which looks at query and key together solves.",
-        source="Brody, Alon and Yahav 2022, How attentive are graph attention networks?, sections 3 and 4.1 (of "
-        "Velickovic et al. 2018); the score that solves it is that of Bahdanau et al. 2015",
-        control="The dot product can hold one direction per key, so that it reaches an accuracy of 1. A score that "
-        "ranks alike is right for one query of each dictionary: 1/keys, which `uniform` has to give.",
-        measures="Accuracy of the heaviest key after training on fresh dictionaries: one head on learned projections "
-        "of one-hot keys and values, and how often two queries of a dictionary have the same heaviest key.",
-    )
     controls = (
-        Control(value="dot accuracy", title="accuracy of the dot product", expected=1.0, tolerance=0.02),
-        Control(value="flat excess", title="uniform: accuracy - 1/keys", expected=0.0, tolerance=0.03),
+        Control("dot accuracy", "accuracy of the dot product", 1.0, tolerance=0.02),
+        Control("flat excess", "uniform: accuracy - 1/keys", 0.0, tolerance=0.03),
     )
     findings = (
-        Finding(value="static excess", title="graph: accuracy - 1/keys", at_most=0.05, resolution=0.001),
-        Finding(value="static agreement", title="graph: queries with one heaviest key", at_least=0.99),
-        Finding(value="dynamic accuracy", title="additive: accuracy", at_least=0.95, resolution=0.001),
+        Finding("static excess", "graph: accuracy - 1/keys", at_most=0.05, resolution=0.001),
+        Finding("static agreement", "graph: queries with one heaviest key", at_least=0.99),
+        Finding("dynamic accuracy", "additive: accuracy", at_least=0.95, resolution=0.001),
     )
-    revised = Revision(
-        what="Rankings that differ by rounding alone counted as different, and count as one now.",
-        seen=(0, 1, 2),
-    )
+    revised = Revision("Rankings that differ by rounding alone counted as different, and count as one now.", (0, 1, 2))
     plots = (
-        Plot(name="accuracy", title="Accuracy of the lookup", x="", y="accuracy"),
-        Plot(name="loss", title="Training", x="step", y="-log weight of the right key"),
+        Plot("accuracy", "Accuracy of the lookup", "", "accuracy"),
+        Plot("loss", "Training", "step", "-log weight of the right key"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {
-        "keys": 4,
-        "width": 8,
-        "steps": 60,
-        "batch": 16,
-        "rate": 0.05,
-        "dictionaries": 200,
-    }
 
-    keys: int = 16
-    width: int = 32
-    steps: int = 600
-    batch: int = 32
-    rate: float = 0.02
-    dictionaries: int = 500
+    keys: int = setting(16, tiny=4)
+    width: int = setting(32, tiny=8)
+    steps: int = setting(600, tiny=60)
+    batch: int = setting(32, tiny=16)
+    rate: float = setting(0.02, tiny=0.05)
+    dictionaries: int = setting(500, tiny=200)
     """for the test"""
     static: str = "graph"
     dynamic: str = "additive"
@@ -68,7 +49,6 @@ class StaticGraphAttention(Claim):
     flat: str = "uniform"
 
     def observe(self, seed: int) -> Observation:
-        """Train each score on the same dictionaries, then count."""
         values: dict[str, float] = {}
         losses: dict[str, Curve] = {}
         named = {"static": self.static, "dynamic": self.dynamic, "dot": self.dot, "flat": self.flat}

@@ -1,21 +1,36 @@
-"""What weights that read no keys can do: copying by rows, lookup, and copying anew after the rows have changed."""
+"""Synthesizers solve position, fail lookup and transfer badly.
+
+Claim: Weights that no key is read for do as well as products of queries and keys. What bounds this: what rows of a
+matrix have learned serves the positions of one task; lookup needs contents, and where a trained model is trained
+further on another task, products transfer better.
+Source: Tay et al. 2020 (Synthesizer), sections 3 and 4; its limits: GLUE and SuperGLUE in section 4.4
+Control: Softmax, with as many weights of attention as the random Synthesizer, copies, looks up everything and learns
+the changed rows; equal weights look up no better than a guess among the stored values, and copy no better than chance,
+one of 16 tokens. A random Synthesizer can win: a matrix made by hand copies, and after the second training it answers
+the changed rows as well, so that where it transfers badly it is late, not unable. Every training is over.
+Measured: Share of right tokens on new sequences of 24. Copying: one causal layer of two heads without an MLP, with
+learned positions, gives the token 2, 5 or 9 before, of uniform random ones, in a training of its own for each. Then the
+later half of the rows gets the next of the three, and the model is trained on for as many steps. Worth of the first
+training: the mean share in these rows over the steps of the second one, less the same over the first. Lookup:
+associative recall (MQAR) of two layers behind a convolution of width 2.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from evidence.claims._base import About, Control, Curve, Finding, Observation, Plot, Revision
+from evidence.claims._base import Control, Curve, Finding, Observation, Plot, Revision, setting
 from evidence.claims._plateau import FINISHED, change
 from evidence.claims._recall import RecallClaim
+from evidence.claims._training import decoder, trained
 from regard import Heads, build
 from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
-from regard_lab.benchmark.fitting import averages, train
+from regard.models import LanguageModel
+from regard_lab.benchmark.fitting import averages
 from regard_lab.benchmark.retrieval import Trained, train_recall
 
 CHANCE = 0.1
@@ -43,91 +58,62 @@ class Copies:
     curves: tuple[Curve, Curve]
 
 
-@dataclass(frozen=True)
 class SynthesizerTasks(RecallClaim):
-    """Synthesizers, softmax of as many weights and their mixture on tasks of positions and on one of contents."""
-
-    about = About(
-        title="Synthesizers solve position, fail lookup and transfer badly",
-        says="Weights that no key is read for do as well as products of queries and keys. What bounds this: what rows "
-        "of a matrix have learned serves the positions of one task; lookup needs contents, and where a trained model "
-        "is trained further on another task, products transfer better.",
-        source="Tay et al. 2020 (Synthesizer), sections 3 and 4; its limits: GLUE and SuperGLUE in section 4.4",
-        control="Softmax, with as many weights of attention as the random Synthesizer, copies, looks up everything and "
-        "learns the changed rows; equal weights look up no better than a guess among the stored values, and copy no "
-        "better than chance, one of 16 tokens. A random Synthesizer can win: a matrix made by hand copies, and after "
-        "the second training it answers the changed rows as well, so that where it transfers badly it is late, not "
-        "unable. Every training is over.",
-        measures="Share of right tokens on new sequences of 24. Copying: one causal layer of two heads without an MLP, "
-        "with learned positions, gives the token 2, 5 or 9 before, of uniform random ones, in a training of its own "
-        "for each. Then the later half of the rows gets the next of the three, and the model is trained on for as many "
-        "steps. Worth of the first training: the mean share in these rows over the steps of the second one, less the "
-        "same over the first. Lookup: associative recall (MQAR) of two layers behind a convolution of width 2.",
-    )
     controls = (
-        Control(value="hand", title="matrix by hand: largest error of the copy", expected=0.0, tolerance=1e-5),
-        Control(value="weights", title="weights of attention, random / softmax", expected=1.0, tolerance=0.0),
-        Control(value="first blind", title="equal weights: copying", expected=1 / 16, tolerance=CHANCE, small=False),
-        Control(value="first softmax", title="softmax: copying", expected=1.0, tolerance=0.05, small=False),
-        Control(value="again softmax", title="softmax: changed rows", expected=1.0, tolerance=0.1, small=False),
-        Control(value="again random", title="random: changed rows", expected=1.0, tolerance=0.1, small=False),
-        Control(value="lookup softmax", title="softmax: lookup", expected=1.0, tolerance=0.05, small=False),
-        Control(value="blind", title="equal weights: lookup", expected=0.25, tolerance=CHANCE, small=False),
+        Control("hand", "matrix by hand: largest error of the copy", 0.0, tolerance=1e-5),
+        Control("weights", "weights of attention, random / softmax", 1.0, tolerance=0.0),
+        Control("first blind", "equal weights: copying", 1 / 16, tolerance=CHANCE, small=False),
+        Control("first softmax", "softmax: copying", 1.0, tolerance=0.05, small=False),
+        Control("again softmax", "softmax: changed rows", 1.0, tolerance=0.1, small=False),
+        Control("again random", "random: changed rows", 1.0, tolerance=0.1, small=False),
+        Control("lookup softmax", "softmax: lookup", 1.0, tolerance=0.05, small=False),
+        Control("blind", "equal weights: lookup", 0.25, tolerance=CHANCE, small=False),
         FINISHED,
     )
     findings = (
-        Finding(value="first random", title="random: copying", at_least=0.95),
-        Finding(value="first dense", title="dense: copying", at_least=0.95),
-        Finding(value="lookup random", title="random: lookup, 4 pairs", at_most=0.25 + CHANCE),
-        Finding(value="lookup dense", title="dense: lookup, 4 pairs", at_most=0.25 + CHANCE),
-        Finding(value="mixture", title="mixture with products - softmax: lookup", at_least=-0.05),
-        Finding(value="transfer", title="worth of the first training, softmax - random", at_least=0.05),
-        Finding(value="worth random", title="worth of the first training, random", at_most=0.0, states=False),
-        Finding(value="worth softmax", title="worth of the first training, softmax", at_least=0.0, states=False),
-        Finding(value="worth dense", title="worth of the first training, dense", at_most=0.0, states=False),
-        Finding(
-            value="sooner",
-            title="copying, mean over the first training: random - softmax",
-            at_least=0.0,
-            states=False,
-        ),
+        Finding("first random", "random: copying", at_least=0.95),
+        Finding("first dense", "dense: copying", at_least=0.95),
+        Finding("lookup random", "random: lookup, 4 pairs", at_most=0.25 + CHANCE),
+        Finding("lookup dense", "dense: lookup, 4 pairs", at_most=0.25 + CHANCE),
+        Finding("mixture", "mixture with products - softmax: lookup", at_least=-0.05),
+        Finding("transfer", "worth of the first training, softmax - random", at_least=0.05),
+        Finding("worth random", "worth of the first training, random", at_most=0.0, states=False),
+        Finding("worth softmax", "worth of the first training, softmax", at_least=0.0, states=False),
+        Finding("worth dense", "worth of the first training, dense", at_most=0.0, states=False),
+        Finding("sooner", "copying, mean over the first training: random - softmax", at_least=0.0, states=False),
     )
     least_seeds = 5
     revised = Revision(
-        what="Rows beyond the trained length could not have learned anything, so that transfer was lost by "
+        "Rows beyond the trained length could not have learned anything, so that transfer was lost by "
         "construction: now rows that have learned learn anew. Softmax has as many weights as the random "
         "Synthesizer, there are three offsets, and trainings have 600 steps of shorter sequences. The bounds of "
         "copying and lookup are those of before.",
-        seen=(0, 1, 2, 3, 4, 200, 201, 202, 203, 204, *range(900, 912)),
+        (0, 1, 2, 3, 4, 200, 201, 202, 203, 204, *range(900, 912)),
     )
     plots = (
-        Plot(name="copying", title="Rows that change, first training", x="step", y="share that is right"),
-        Plot(name="changed", title="Rows that changed, second training", x="step", y="share that is right"),
-        Plot(name="lookup", title="Lookup", x="", y="share that is right"),
+        Plot("copying", "Rows that change, first training", "step", "share that is right"),
+        Plot("changed", "Rows that changed, second training", "step", "share that is right"),
+        Plot("lookup", "Lookup", "", "share that is right"),
     )
-    tiny: ClassVar[Mapping[str, object]] = {
-        **RecallClaim.tiny, "dim": 16, "length": 16, "vocab_size": 12, "offsets": (1, 2), "copy_steps": 10, "steps": 20
-    }  # fmt: skip
-
     random: str = "random_synthesizer"
     dense: str = "dense_synthesizer"
     mixture: str = "mixture_synthesizer(parts=('random', 'dot_product'))"
     softmax: str = "softmax"
     blind: str = "uniform"
-    length: int = 24
-    dim: int = 24
+    vocab_size: int = setting(64, tiny=12)
+    length: int = setting(24, tiny=16)
+    dim: int = setting(24, tiny=16)
     """as the length, so that a matrix has as many weights as the projections of queries and keys"""
-    steps: int = 600
-    offsets: tuple[int, ...] = (2, 5, 9)
+    steps: int = setting(600, tiny=20)
+    offsets: tuple[int, ...] = setting((2, 5, 9), tiny=(1, 2))
     tokens: int = 16
     """different ones, of copies"""
     heads: int = 2
-    copy_steps: int = 600
+    copy_steps: int = setting(600, tiny=10)
     rates: Mapping[str, float] = field(default_factory=lambda: {"softmax": 1e-2, "random": 3e-2, "dense": 3e-2})
     """peak learning rates of copies: of 1e-2 and 3e-2 those of the larger share over both trainings, on other seeds"""
 
     def observe(self, seed: int) -> Observation:
-        """Train all on both."""
         kinds = {"softmax": self.softmax, "random": self.random, "dense": self.dense}
         shares, changes = {}, []
         for name, spec in (kinds | {"mixture": self.mixture, "blind": self.blind}).items():
@@ -166,19 +152,8 @@ class SynthesizerTasks(RecallClaim):
         return train_recall(model, self.task, seed=seed, steps=self.steps)
 
     def model(self, spec: str, seed: int) -> LanguageModel:
-        """The layer that copies."""
-        return LanguageModel(
-            ModelConfig(
-                vocab_size=self.tokens,
-                dim=self.dim,
-                layers=1,
-                heads=self.heads,
-                attention=(spec,),
-                position="learned",
-                mlp="none",
-                max_length=self.length,
-                seed=seed,
-            )
+        return decoder(
+            self, self.tokens, seed, layers=1, attention=spec, position="learned", mlp="none", max_length=self.length
         )
 
     def weights(self, spec: str) -> int:
@@ -198,21 +173,17 @@ class SynthesizerTasks(RecallClaim):
 
         def learned(sources: Tensor) -> tuple[list[float], list[float], Tensor]:
             right: list[float] = []
-            nats: list[float] = []
 
-            def loss(step: int) -> Tensor:
-                del step
+            def loss() -> Tensor:
                 tokens = torch.randint(self.tokens, (32, self.length), generator=draw)
                 logits, answers = model(tokens).logits[:, first:], tokens[:, sources]
                 right.append(float((logits.argmax(-1) == answers)[:, changed].double().mean()))
-                value = cross_entropy(logits.mT, answers)
-                nats.append(float(value.detach()))
-                return value
+                return cross_entropy(logits.mT, answers)
 
-            train(model.train().parameters(), loss, steps=self.copy_steps, learning_rate=rate, last=0.0)
+            nats = trained(model, loss, steps=self.copy_steps, learning_rate=rate, last=0.0)
             tokens = torch.randint(self.tokens, (self.sequences, self.length), generator=generator(seed, "new copies"))
             with torch.no_grad():
-                answers = model.eval()(tokens).logits[:, first:].argmax(-1)
+                answers = model(tokens).logits[:, first:].argmax(-1)
             return right, nats, (answers == tokens[:, sources]).double().mean(0)
 
         before, nats, share = learned(asked - old)

@@ -1,14 +1,24 @@
-"""A Transformer with linear attention, token by token."""
+"""A Transformer with linear attention is a recurrent network.
+
+Claim: A causal Transformer whose attention is linear computes the same function in parallel and as a recurrent network
+with a state of constant size, so that a decoded token costs the same time and memory however long the past is; with
+softmax both grow.
+Source: Katharopoulos et al. 2020, sections 3.3 and 3.4
+Control: Softmax through the same counters: operations and bytes of one more token grow in proportion to the past. A
+model of other weights gives other logits.
+Measured: The preset of the paper in a small shape, float64: logits of all tokens at once, one by one, in uneven pieces,
+and with attention as an explicit recurrence. One token of one layer in float32 after pasts up to 65,536 keys: bytes of
+the state, operations counted, and processor time in turns.
+"""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from evidence.claims._base import About, Claim, Control, Curve, Finding, Observation, Plot, Revision
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from evidence.claims._growth import operations
 from evidence.claims._turns import processor_seconds
 from regard import Heads, build
@@ -16,74 +26,45 @@ from regard.core.attention import Attention, State, generator
 from regard.models import LanguageModel, ModelConfig, presets
 
 
-@dataclass(frozen=True)
 class TransformerAsRnn(Claim):
-    """Logits of whole models in both forms; cost of one more token after a long past."""
-
-    about = About(
-        title="A Transformer with linear attention is a recurrent network",
-        says="A causal Transformer whose attention is linear computes the same function in parallel and as a recurrent "
-        "network with a state of constant size, so that a decoded token costs the same time and memory however long "
-        "the past is; with softmax both grow.",
-        source="Katharopoulos et al. 2020, sections 3.3 and 3.4",
-        control="Softmax through the same counters: operations and bytes of one more token grow in proportion to the "
-        "past. A model of other weights gives other logits.",
-        measures="The preset of the paper in a small shape, float64: logits of all tokens at once, one by one, in "
-        "uneven pieces, and with attention as an explicit recurrence. One token of one layer in float32 after pasts up "
-        "to 65,536 keys: bytes of the state, operations counted, and processor time in turns.",
-    )
     controls = (
-        Control(
-            value="softmax operations",
-            title="softmax: growth of operations / of the past",
-            expected=1.0,
-            tolerance=0.01,
-        ),
-        Control(
-            value="softmax bytes",
-            title="softmax: growth of the state's bytes / of the past",
-            expected=1.0,
-            tolerance=0.01,
-        ),
+        Control("softmax operations", "softmax: growth of operations / of the past", 1.0, tolerance=0.01),
+        Control("softmax bytes", "softmax: growth of the state's bytes / of the past", 1.0, tolerance=0.01),
     )
     findings = (
-        Finding(value="one by one", title="token by token: difference / largest logit", at_most=1e-10),
-        Finding(value="pieces", title="uneven pieces: difference / largest logit", at_most=1e-10),
-        Finding(value="recurrence", title="explicit recurrence: difference / largest logit", at_most=1e-10),
-        Finding(
-            value="other", title="a model of other weights: difference / largest logit", at_least=0.01, states=False
-        ),
-        Finding(value="linear bytes", title="linear: bytes of the state, longest past / shortest", at_most=1.0),
-        Finding(value="linear operations", title="linear: operations, longest past / shortest", at_most=1.0),
-        Finding(value="linear time", title="linear: time, longest past / shortest", at_most=1.1),
-        Finding(value="log softmax time", title="softmax: log10 of time, longest past / shortest", at_least=0.3),
+        Finding("one by one", "token by token: difference / largest logit", at_most=1e-10),
+        Finding("pieces", "uneven pieces: difference / largest logit", at_most=1e-10),
+        Finding("recurrence", "explicit recurrence: difference / largest logit", at_most=1e-10),
+        Finding("other", "a model of other weights: difference / largest logit", at_least=0.01, states=False),
+        Finding("linear bytes", "linear: bytes of the state, longest past / shortest", at_most=1.0),
+        Finding("linear operations", "linear: operations, longest past / shortest", at_most=1.0),
+        Finding("linear time", "linear: time, longest past / shortest", at_most=1.1),
+        Finding("log softmax time", "softmax: log10 of time, longest past / shortest", at_least=0.3),
     )
     revised = Revision(
-        what="A first record timed decoding otherwise, in 150 rounds; it decodes as it goes now, in 60. Findings "
+        "A first record timed decoding otherwise, in 150 rounds; it decodes as it goes now, in 60. Findings "
         "beside the claim decided about it too; without them the verdict is the same.",
-        seen=(0, 1, 2),
+        (0, 1, 2),
     )
     timed = True
     plots = (
-        Plot(name="bytes", title="State", x="tokens in the past", y="bytes", log_x=True, log_y=True),
-        Plot(name="operations", title="One more token", x="tokens in the past", y="operations", log_x=True, log_y=True),
-        Plot(name="seconds", title="One more token", x="tokens in the past", y="microseconds", log_x=True, log_y=True),
+        Plot("bytes", "State", "tokens in the past", "bytes", log_x=True, log_y=True),
+        Plot("operations", "One more token", "tokens in the past", "operations", log_x=True, log_y=True),
+        Plot("seconds", "One more token", "tokens in the past", "microseconds", log_x=True, log_y=True),
     )
-    tiny: ClassVar[Mapping[str, object]] = {"length": 24, "pasts": (256, 4096), "rounds": 20}
 
     linear: str = "linear"
     recurrence: str = "linear(impl=recurrent)"
     softmax: str = "softmax"
-    length: int = 200
+    length: int = setting(200, tiny=24)
     """tokens of the whole models"""
-    pasts: tuple[int, ...] = (1024, 4096, 16384, 65536)
+    pasts: tuple[int, ...] = setting((1024, 4096, 16384, 65536), tiny=(256, 4096))
     heads: int = 8
     dim: int = 64
-    rounds: int = 60
+    rounds: int = setting(60, tiny=20)
 
     @torch.no_grad()
     def observe(self, seed: int) -> Observation:
-        """Compare the forms of a model, then count and time one token of a layer."""
         values = self.forms(seed)
         curves: dict[str, dict[str, Curve]] = {plot.name: {} for plot in self.plots}
         for name, spec in (("linear", self.linear), ("softmax", self.softmax)):

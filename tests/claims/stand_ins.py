@@ -295,11 +295,11 @@ def dense_too(q: Tensor, k: Tensor, v: Tensor, blocks: int) -> Tensor:
 def lost(whole: float) -> Mapping[str, object]:
     """Models that need no training, of which those without clipping lose so much beyond it."""
 
-    def nats(model: Any, text: Any, symbols: Tensor) -> Tensor:
+    def nats(text: Any, model: Any, symbols: Tensor) -> Tensor:
         beyond = symbols.shape[1] > 16 and model.mechanisms[0].max_distance > 8
         return text.nats(symbols) + whole * beyond
 
-    return {"nats": nats, "train": lambda *_, **__: None}
+    return {"MarkovText.lost": nats, "trained": lambda *_, **__: []}
 
 
 def quiet(self: Any, spec: str, watched: Any) -> dict[str, float]:

@@ -25,7 +25,6 @@ CAUGHT_BY = {
 @pytest.mark.parametrize("name", claims.names())
 def test_a_claim_says_all_of_itself_before_it_is_measured(name):
     about, claim = claims.outline(name), claims.build(name)
-    assert about == claim.about
     assert all(vars(about).values())
     assert claim.controls
     assert claim.findings
