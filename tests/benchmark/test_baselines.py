@@ -141,7 +141,7 @@ def test_language_models_learn_what_a_context_of_one_cannot(kind):
     assert trained(language_model(kind, vocab_size=8, dim=64), batches, 250) < 0.5
 
 
-@pytest.mark.parametrize(("kind", "learns"), [("linear", False), ("mlp", False), ("lstm", True), ("convolution", True)])
+@pytest.mark.parametrize(("kind", "learns"), [("linear", False), ("convolution", True)])
 def test_only_models_of_sequences_learn_an_order(kind, learns):
     """Class 1 has the token 3 right before the token 5, class 0 right after; counts are the same."""
     draw = torch.Generator().manual_seed(2)

@@ -10,8 +10,7 @@ import torch
 from regard.core.errors import CheckpointError, DataError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig
 from regard.models.depth import build_depth
-from regard.text.reader import Encoded
-from regard_lab.benchmark.exits import drawn, exits_of, measure, passages, require_items
+from regard_lab.benchmark.exits import drawn, exits_of, measure, require_items
 from regard_lab.networks import exits
 from regard_lab.retrieval.documents import fingerprint
 
@@ -37,24 +36,10 @@ def test_drawn_parts_have_nothing_in_common() -> None:
     assert both != sorted(both)
 
 
-def test_passages_are_whole_and_have_a_token_behind_them() -> None:
-    documents = [Encoded(np.arange(count), np.ones(count, np.int64)) for count in (8, 9, 16, 17)]
-    found = passages(documents, 8)
-    assert [row.tolist() for row in found] == [list(range(start, start + 9)) for start in (0, 0, 0, 8)]
-
-
 def test_as_many_passages_as_are_needed_are_enough() -> None:
     require_items(59, risk=0.05, confidence=0.95, test="hoeffding_bentkus")
     with pytest.raises(DataError, match="that takes 59 passages"):
         require_items(58, risk=0.05, confidence=0.95, test="hoeffding_bentkus")
-
-
-def test_a_passage_is_left_at_the_threshold_itself() -> None:
-    """Heads that nobody fitted have a confidence of 1/2."""
-    model = model_of(0)
-    model.depth = build_depth("light_exit(whole=0)", model.config).eval()
-    found = measure(model, np.arange(12).reshape(2, 6), (0.501, 0.5))
-    assert found.exits.tolist() == [[0, 0, 10], [10, 0, 0]]
 
 
 def test_one_block_has_no_exit() -> None:

@@ -9,14 +9,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from regard.cli.main import main
 from regard.files import consent
+from regard.integrations import pretrained
+from regard.integrations._tokenizer import PretrainedTokenizer
+from regard.models import LanguageModel, presets
 
 SOURCE = Path(__file__).parents[2] / "src"
 TINY = ["--model.dim", "16", "--model.layers", "1", "--model.heads", "2", "--task.length", "32", "--batch-size", "4"]
 TINY += ["--warmup", "1", "--threads", "1"]
+WORDS = ["[unk]", *"abcdefghij"]
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,64 @@ def recall_run(tmp_path_factory) -> Path:
     words = ["train", "--task", "recall", *TINY, "--steps", "1", "--task.num-pairs", "2", "--task.vocab-size", "16"]
     assert main([*words, "--task.num-held-out", "4", "--out", str(path)]) == 0
     return path
+
+
+def letters() -> PretrainedTokenizer:
+    """Words are letters."""
+    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, "[unk]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    return PretrainedTokenizer(tokenizer)
+
+
+def published(folder: Path, seed: int | None = None, dim: int = 16) -> str:
+    """A small decoder of 24 learned positions; with a seed its weights tell contexts apart."""
+    shape = {"dim": dim, "heads": 4, "layers": 2, "vocab_size": len(WORDS), "max_length": 24, "dropout": 0.0}
+    model = LanguageModel(presets.build("gpt", **shape))
+    if seed is not None:
+        draw = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(torch.randn(weight.shape, generator=draw) * 0.3)
+    pretrained.export(model, folder, tokenizer=letters())
+    return str(folder)
+
+
+@pytest.fixture
+def network(tmp_path) -> str:
+    """A folder with a small decoder, and a text of its words."""
+    (tmp_path / "text.txt").write_text("a b c d e f g h i j a c e g i b d f h j\n" * 40)
+    return published(tmp_path / "letters")
+
+
+def images(path: Path, **other: np.ndarray) -> Path:
+    """Twelve images of three classes."""
+    pictures = np.random.default_rng(0).integers(0, 256, (12, 8, 8), np.uint8)
+    arrays = {"train_images": pictures, "train_labels": np.arange(12) % 3}
+    arrays |= {"test_images": pictures[:4], "test_labels": np.arange(4) % 3}
+    np.savez(path, **{**arrays, **other})
+    return path
+
+
+SHORT = ["--model.dim", "16", "--model.layers", "1", "--model.heads", "2", "--batch-size", "4", "--warmup", "1"]
+SHORT += ["--threads", "1", "--steps", "2"]
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory, text) -> dict[str, Path]:
+    """A run of every kind that is no decoder. Never to be changed."""
+    folder = tmp_path_factory.mktemp("made")
+    pairs = folder / "pairs.tsv"
+    pairs.write_text("".join(f"number {at}\tnúmero {at}\n" for at in range(60)), encoding="utf-8")
+    words = {
+        "translation": ["--task.corpus", pairs, "--task.tokenizer", "bytes", "--task.length", "24"],
+        "masked": ["--task.corpus", text, "--task.length", "32", "--task.cache", folder / "cache"],
+        "poems": ["--task.data", "song_ci", "--task.num-classes", "2", "--evaluate-examples", "4"],
+        "images": ["--task.data", images(folder / "pictures.npz"), "--task.holdout", "0.3"],
+    }
+    for name, own in words.items():
+        task = name if name in ("translation", "masked") else "classification"
+        assert main(["train", "--task", task, *SHORT, *map(str, own), "--out", str(folder / name)]) == 0
+    return {name: folder / name for name in words}
 
 
 @pytest.fixture(scope="session")

@@ -4,15 +4,9 @@ import importlib.util
 import json
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
-
-from regard.integrations import pretrained
-from regard.integrations._tokenizer import PretrainedTokenizer
-from regard.models import LanguageModel, presets
 
 SHORT = ["--lengths", "8", "--redraws", "3", "--threads", "1"]
 TINY = [*SHORT, "--heads", "2", "--key-dim", "4"]
-WORDS = ["[unk]", *"abcdefghij"]
 
 
 def test_shows_a_table_and_leaves_numbers_and_a_page(regard, tmp_path):
@@ -40,11 +34,6 @@ def test_machine_output_and_lengths(regard, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_names_takes_all_that_approximate_softmax(regard):
-    answer = regard("accuracy", *TINY, "--norms", "1", "--bidirectional", "--json")
-    assert "performer" in {row["spec"] for row in json.loads(answer.out)["rows"]}
-
-
 def test_exits_7_when_the_control_misses(regard, monkeypatch):
     monkeypatch.setattr("regard_lab.benchmark.accuracy.EXACT", "uniform")
     answer = regard("accuracy", "linear", *TINY, "--norms", "1", "--bidirectional")
@@ -56,17 +45,6 @@ def test_a_knob_may_follow_a_knob(regard):
     words = [*TINY, "--norms", "1", "--bidirectional", "--json", "--knob", "num_features=4", "--knob", "rank=2,3"]
     found = json.loads(regard("accuracy", "performer", "linformer", *words).out)
     assert [row["value"] for row in found["rows"]] == [4, 2, 3]
-
-
-@pytest.fixture
-def network(tmp_path) -> str:
-    """A folder with a small decoder whose words are letters."""
-    model = LanguageModel(presets.build("llama", dim=16, heads=4, layers=2, vocab_size=len(WORDS), max_length=64))
-    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, "[unk]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
-    pretrained.export(model, tmp_path / "letters", tokenizer=PretrainedTokenizer(tokenizer))
-    (tmp_path / "text.txt").write_text("a b c d e f g h i j a c e g i b d f h j\n" * 20)
-    return str(tmp_path / "letters")
 
 
 def test_on_a_folder_of_published_weights(regard, network):

@@ -1,12 +1,10 @@
 """generate --batch: a prompt on every line, and an answer to each as a line of JSON."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 import regard as package
-from regard.cli.main import main
 from regard.models.generate import generate
 
 PROMPTS = ["12 is followed by", "7", "31 is", "a longer prompt that takes more than the others", "字"]
@@ -77,48 +75,19 @@ def test_the_line_that_is_too_long(regard, tiny, text, tmp_path):
     assert "prompts.txt, line 2: a prompt of 30 tokens" in answer.err
 
 
-SHORT = ["--model.dim", "16", "--model.layers", "1", "--model.heads", "2", "--batch-size", "4", "--warmup", "1"]
-SHORT += ["--threads", "1", "--steps", "1", "--evaluate-examples", "4", "--task.length", "24", "--task.holdout", "0.1"]
-
-
-@pytest.fixture(scope="module")
-def others(tmp_path_factory, text) -> Path:
-    """Runs of the other tasks on text. Never to be changed."""
-    folder = tmp_path_factory.mktemp("others")
-    (folder / "pairs.tsv").write_text("".join(f"number {at}\tnúmero {at}\n" for at in range(60)), encoding="utf-8")
-    (folder / "classes.csv").write_text("text,label\n" + "".join(f"number {at},{'ab'[at % 2]}\n" for at in range(60)))
-    words = {
-        "translation": ["--task.corpus", folder / "pairs.tsv", "--task.tokenizer", "bytes"],
-        "masked": ["--task.corpus", text, "--task.cache", folder / "cache"],
-        "classification": ["--task.data", folder / "classes.csv"],
-    }
-    for task, own in words.items():
-        assert main(["train", "--task", task, *SHORT, *map(str, own), "--out", str(folder / task)]) == 0
-    return folder
-
-
-def test_the_other_tasks_on_text(regard, others, tmp_path):
+def test_the_other_tasks_on_text(regard, made, tmp_path):
     (tmp_path / "prompts.txt").write_text("number 1\nnumber 23\n")
-    loaded = package.load(others / "translation")
-    found = answers(regard("generate", others / "translation", "--batch", "prompts.txt", "--beam", "2").out)
+    loaded = package.load(made["translation"])
+    found = answers(regard("generate", made["translation"], "--batch", "prompts.txt", "--beam", "2").out)
     translated = loaded.translate(["number 1", "number 23"], beams=2)
     assert found == [
         {"prompt": prompt, "text": text} for prompt, text in zip(("number 1", "number 23"), translated, strict=True)
     ]
-    found = answers(regard("generate", others / "classification", "--batch", "prompts.txt").out)
-    assert found[1] == {"prompt": "number 23", "classes": package.load(others / "classification").classify("number 23")}
-    answer = regard("generate", others / "masked", "--batch", "prompts.txt")
+    found = answers(regard("generate", made["poems"], "--batch", "prompts.txt").out)
+    assert found[1] == {"prompt": "number 23", "classes": package.load(made["poems"]).classify("number 23")}
+    answer = regard("generate", made["masked"], "--batch", "prompts.txt")
     assert (answer.code, answer.out) == (3, "")
     assert "prompts.txt, line 1: the text has no [MASK]" in answer.err
     (tmp_path / "prompts.txt").write_text("1[MASK] is followed\n")
-    (found,) = answers(regard("generate", others / "masked", "--batch", "prompts.txt").out)
-    assert found["text"] == package.load(others / "masked").fill("1[MASK] is followed")
-
-
-def test_images_are_drawn_from_nothing(regard, tmp_path):
-    (tmp_path / "prompts.txt").write_text("a\n")
-    words = [word for word in SHORT if word not in ("--task.length", "24")]
-    assert regard("train", "--task", "images", *words, "--out", "r").code == 0
-    answer = regard("generate", "r", "--batch", "prompts.txt", "--out", "a.png")
-    assert (answer.code, answer.out) == (2, "")
-    assert "draws images and reads no text; leave 'prompts.txt' out" in answer.err
+    (found,) = answers(regard("generate", made["masked"], "--batch", "prompts.txt").out)
+    assert found["text"] == package.load(made["masked"]).fill("1[MASK] is followed")

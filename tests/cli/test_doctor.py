@@ -4,6 +4,8 @@ import json
 import tomllib
 from pathlib import Path
 
+import torch
+
 from regard.cli import doctor
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -11,12 +13,17 @@ PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text
 
 def test_every_extra_is_listed_with_its_installation(regard, monkeypatch):
     monkeypatch.setattr(doctor, "_installed", lambda requirement: not requirement.startswith("gguf"))
-    extras = json.loads(regard("doctor", "--json").out)["extras"]
+    found = json.loads(regard("doctor", "--json").out)
+    assert {"memory", "free disk here", "cuda", "optional"} <= set(found)
+    extras = found["extras"]
     assert extras.keys() == PROJECT["optional-dependencies"].keys()
     assert extras["pretrained"]["install"] == "pip install 'regard[pretrained]'"
     assert extras["pretrained"]["missing"][0].startswith("gguf")
     assert extras["log"]["missing"] == []
     answer = regard("doctor")
+    assert answer.code == 0
+    assert found["torch"] == torch.__version__
+    assert torch.__version__ in answer.out
     for name in extras:
         assert f"pip install 'regard[{name}]'" in answer.out
 

@@ -20,7 +20,6 @@ def lines(run) -> list[dict]:
     ("words", "losses"),
     [
         (["--preset", "depth_adaptive"], {"depth.exits": 2.0, "depth.choice": 0.3}),
-        (["--preset", "depth_adaptive(classifier=sequence)"], {"depth.exits": 2.0, "depth.choice": 0.3}),
         (["--preset", "calm(confidence=classifier)"], {"depth.exits": 1.0, "depth.choice": 0.2}),
         (["--model.depth", "early_exit(exits=mixed, heads=layer, threshold=0.01)"], {}),
     ],

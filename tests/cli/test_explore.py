@@ -4,10 +4,6 @@ import json
 
 import pytest
 
-from tests.cli.test_published import network
-
-__all__ = ["network"]
-
 
 def test_a_run(regard, run, tmp_path):
     answer = regard("explore", "run", "12 is", "--json")

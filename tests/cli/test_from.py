@@ -4,27 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from regard.integrations import pretrained
-from regard.integrations.pretrained import PretrainedTokenizer
 from regard.models import LanguageModel, presets
 from regard_lab.training import load
-
-WORDS = ["[unk]", *"abcdefghij"]
-
-
-@pytest.fixture
-def network(tmp_path) -> str:
-    """A folder with a small decoder of 24 learned positions whose words are letters, and a text of them."""
-    shape = {"dim": 16, "heads": 4, "layers": 2, "vocab_size": len(WORDS), "max_length": 24, "dropout": 0.0}
-    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, "[unk]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
-    model = LanguageModel(presets.build("gpt", **shape))
-    pretrained.export(model, tmp_path / "letters", tokenizer=PretrainedTokenizer(tokenizer))
-    (tmp_path / "text.txt").write_text("a b c d e f g h i j a c e g i b d f h j\n" * 40)
-    return "letters"
-
+from tests.cli.conftest import WORDS
 
 DATA = ["--task.corpus", "text.txt", "--task.length", "12", "--task.cache", "cache"]
 SHORT = [*DATA, "--steps", "2", "--batch-size", "2", "--warmup", "1", "--threads", "1"]
@@ -59,11 +43,8 @@ def test_from_published_weights(regard, network, tmp_path, attention):
 
 REFUSED = {
     "--model.dim 32": (2, "so model.dim cannot be another"),
-    "--task.tokenizer bytes": (2, "so task.tokenizer cannot be another"),
     "--preset gpt": (2, "--preset gpt is a shape for new weights, and --from has its own"),
-    "--task masked": (2, "letters cannot start a training on masked, which hides tokens behind one more of its own"),
     "--task recall": (2, "letters cannot start a training on recall, which reads no text"),
-    "--task.length 30": (2, "task.length=30, and"),
     "--model.attention linformer": (2, "linformer does not support causal=True"),
     "--config shape.toml": (2, "so model.layers cannot be another"),
 }
@@ -138,20 +119,6 @@ def test_memories_that_do_not_fit(regard, deep, words):
     answer = regard("train", "--from", deep, *SHORT, *words.split(), "--out", "tuned")
     assert (answer.code, MISFITS[words] in answer.err) == (2, True), answer.err
     assert not Path("tuned").exists()
-
-
-def test_a_memory_beside_a_position_table(regard, network):
-    words = ["--model.memory", "recent(length=4)", "--model.max-length", "4"]
-    answer = regard("train", "--from", network, *SHORT, *words, "--out", "tuned")
-    assert answer.code == 2
-    assert "memory='recent(length=4)' puts earlier segments before one of max_length=4 positions" in answer.err
-
-
-def test_more_positions(regard, network, tmp_path):
-    words = ["--task.length", "30", "--model.max-length", "30"]
-    answer = regard("train", "--from", network, *SHORT, *words, "--out", "tuned")
-    assert answer.code == 0, answer.err
-    assert load("tuned").config.model.max_length == 30
 
 
 def test_weights_that_are_not_there(regard, network, run):

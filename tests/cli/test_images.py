@@ -90,6 +90,7 @@ def test_generate_completes_held_out_images(regard, made, tmp_path, monkeypatch)
         ([], "draws images: say where with --out grid.png"),
         (["--out", "grid.jpg"], "draws images: say where with --out grid.png"),
         (["a text", "--out", "grid.png"], "draws images and reads no text; leave 'a text' out"),
+        (["--batch", "there.png", "--out", "grid.png"], "draws images and reads no text; leave 'there.png' out"),
         (["--out", "grid.png", "--count", "0"], "--count must be at least 1, got 0"),
         (["--out", "grid.png", "--complete", "--count", "999"], "--count is at most the "),
         (["--out", "grid.png", "--beam", "2"], "draws images: --beam has no use for it"),

@@ -81,14 +81,6 @@ def test_unknown_verb_names_the_nearest(regard):
     assert answer.out == ""
 
 
-def test_unknown_option_names_the_nearest(regard):
-    answer = regard("list", "--suports", "causal")
-    assert answer.code == 2
-    assert "--suports" in answer.err
-    assert "--supports" in answer.err
-    assert answer.out == ""
-
-
 @pytest.mark.parametrize(
     ("error", "code"),
     [

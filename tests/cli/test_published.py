@@ -11,30 +11,11 @@ import numpy
 import pytest
 import safetensors.torch
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from regard.files import consent
 from regard.integrations import pretrained
-from regard.integrations._tokenizer import PretrainedTokenizer
 from regard.models import Encoder, LanguageModel, presets
-
-WORDS = ["[unk]", *"abcdefghij"]
-
-
-def letters() -> PretrainedTokenizer:
-    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, "[unk]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
-    return PretrainedTokenizer(tokenizer)
-
-
-@pytest.fixture
-def network(tmp_path) -> str:
-    """A folder with a small decoder of 24 learned positions whose words are letters, and a text of them."""
-    shape = {"dim": 16, "heads": 4, "layers": 2, "vocab_size": len(WORDS), "max_length": 24, "dropout": 0.0}
-    model = LanguageModel(presets.build("gpt", **shape))
-    pretrained.export(model, tmp_path / "letters", tokenizer=letters())
-    (tmp_path / "text.txt").write_text("a b c d e f g h i j a c e g i b d f h j\n" * 5)
-    return str(tmp_path / "letters")
+from tests.cli.conftest import WORDS, letters
 
 
 def evaluated(regard, network: str, *words: str) -> dict[str, float]:

@@ -45,44 +45,30 @@ def runs(tmp_path_factory):
     return folder
 
 
-class Page(HTMLParser):
-    """Tables as rows of cells, by their number; and texts as (title, text) of their coloured tokens."""
+class Texts(HTMLParser):
+    """Texts of a page as (title, shade, text) of their coloured tokens."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.tables: list[list[tuple[str, ...]]] = []
-        self.texts: list[list[tuple[str | None, str, str]]] = []
-        self._cells: list[str] | None = None
-        self._token: tuple[str | None, str] | None = None
+        self.texts: list[list[tuple[str, str, str]]] = []
+        self._inside = False
         self.feed(page.split("<script>")[0])
 
     def handle_starttag(self, tag, attrs):
-        named = dict(attrs)
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self._cells = []
-        elif tag in ("td", "th") and self._cells is not None:
-            self._cells.append("")
-        elif named.get("class") == "coloured":
+        named = {name: value or "" for name, value in attrs}
+        if named.get("class") == "coloured":
             self.texts.append([])
-        elif tag == "span" and (named.get("class") or "").startswith("depth-") and named.get("title"):
-            self._token = (named["title"], named["class"] or "")
-            self.texts[-1].append((*self._token, ""))
+        elif tag == "span" and named.get("class", "").startswith("depth-") and named.get("title"):
+            self.texts[-1].append((named["title"], named["class"], ""))
+            self._inside = True
 
     def handle_data(self, data):
-        if self._cells is not None and self._cells:
-            self._cells[-1] += data
-        if self._token is not None:
+        if self._inside:
             title, shade, text = self.texts[-1][-1]
             self.texts[-1][-1] = (title, shade, text + data)
 
     def handle_endtag(self, tag):
-        if tag == "tr" and self._cells is not None:
-            self.tables[-1].append(tuple(self._cells))
-            self._cells = None
-        if tag == "span":
-            self._token = None
+        self._inside = self._inside and tag != "span"
 
 
 def figures(page: str) -> dict:
@@ -125,28 +111,8 @@ def test_the_numbers_are_those_of_evaluate_and_of_the_calibration(regard, runs):
         [found["tokens"] * (n == at) for n in range(3)] for at in range(3)
     ]
     assert [at["operations"] for at in early["fixed"]] == early["fixed_operations"]
-    shown, drawn = Page(page), figures(page)
-    assert list(drawn) == ["quality-depth", "quality-operations", "taken-0", "calibrated-0"]
-    assert len(shown.tables) == 1 + len(drawn)
-    summary = shown.tables[0]
-    assert summary[1][4:] == (
-        f"{early['used']['depth']:.2f}", f"{early['used']['operations']:,.0f}",
-        f"{early['used']['bits_per_byte']:.4f}", f"{early['used']['accuracy']:.1%}",
-    )  # fmt: skip
-    assert (summary[2][0], summary[2][4]) == ("plain", "1.00")
-    assert [row[:5] for row in shown.tables[4][1:]] == [
-        (f"{one['threshold']:g}", f"{one['loss']:.4f}", f"{one['p_value']:.3g}", f"{one['layers']:.2f}",
-         f"{one['right']:.1%}")
-        for one in kept["curve"]
-    ]  # fmt: skip
-    assert [row[6:] for row in shown.tables[4][1:]] == [tuple(map(str, one["exits"])) for one in kept["curve"]]
+    assert list(figures(page)) == ["quality-depth", "quality-operations", "taken-0", "calibrated-0"]
     assert kept["guarantee"] in html.unescape(page)
-    (certified,) = (one for one in drawn["calibrated-0"]["data"] if one["name"] == "certified")
-    wanted = [
-        (one["layers"], one["loss"]) for one in kept["curve"] if one["threshold"] in kept["calibrated"]["certified"]
-    ]
-    assert list(zip(certified["x"], certified["y"], strict=True)) == wanted
-    assert drawn["calibrated-0"]["layout"]["shapes"][0]["y0"] == kept["calibrated"]["risk"]
     recorded = html.unescape(page.split('<pre id="recorded">')[1].split("</pre>")[0])
     assert json.loads(recorded) == {name: value for name, value in found.items() if name != "page"}
 
@@ -162,7 +128,7 @@ def test_texts_have_the_blocks_of_their_tokens(regard, runs):
     assert "".join(text for text, _ in written["pieces"]) == told["text"]
     kept = json.loads(load_folder(runs / "early" / "exits")["calibration.json"])
     assert [one["pieces"] for one in read] == kept["sample"]
-    shown = Page(page)
+    shown = Texts(page)
     assert len(shown.texts) == 1 + len(kept["sample"])
     for tokens, one in zip(shown.texts, found["texts"], strict=True):
         assert [(title, text) for title, _, text in tokens] == [
@@ -218,7 +184,7 @@ def test_runs_are_told_apart_by_their_names(regard, runs, tmp_path, monkeypatch)
     for other, names in (("plain", ["early", "plain"]), ("early", [".", str(runs / "early")])):
         found, page = reported(regard, ".", "--beside", runs / other, "--max-new-tokens", "1")
         assert [run["name"] for run in found["runs"]] == names
-        assert [row[0] for row in Page(page).tables[0][1:]] == names
+        assert all(f">{name}<" in page for name in names)
 
 
 def test_ponder_steps(regard, runs):

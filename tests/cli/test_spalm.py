@@ -1,7 +1,6 @@
 """regard train, evaluate and generate of a model that mixes in neighbours, from the command line."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -76,18 +75,6 @@ def test_a_run_reads_its_datastore_wherever_it_is_used(regard, store, words):
         answer = regard(*more)
         assert (answer.code, said in answer.err) == (code, True), (more, answer.err)
     assert not Path("more").exists()
-
-
-def test_training_text_that_is_cut_otherwise_does_not_find_itself(regard, store, words, caplog):
-    """The text was built whole of its three parts with a twentieth held out: every training target is known."""
-    for share in ("0.05", "0.2"):
-        answer = regard(*words, *BESIDE, "--task.holdout", share, "--out", f"held{share}")
-        assert answer.code == 0, answer.err
-        found = re.search(r"store, training: ([\d,]+) of ([\d,]+) targets are in the datastore", caplog.messages[-1])
-        assert found is not None
-        assert int(found[1].replace(",", "")) >= int(found[2].replace(",", "")) - 1  # the separator at its end
-    own = figures(regard, "held0.2", "--split", "train", "--knn.own")["nats_per_token"]
-    assert figures(regard, "held0.2", "--split", "train")["nats_per_token"] != own
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(regard, store, words):
@@ -168,9 +155,3 @@ def regard_error(run: str) -> str:
     with pytest.raises(ConfigError) as caught:
         evaluate(run)
     return str(caught.value)
-
-
-def test_training_in_bfloat16(regard, store, words):
-    answer = regard(*words, *BESIDE, "--dtype", "bfloat16", "--out", "rounded", "--json")
-    assert answer.code == 0, answer.err
-    assert figures(regard, "rounded")["nats_per_token"] > 0

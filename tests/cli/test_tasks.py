@@ -9,38 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from regard.cli.main import main
 from regard.core.errors import ConfigError
-
-SHORT = ["--model.dim", "16", "--model.layers", "1", "--model.heads", "2", "--batch-size", "4", "--warmup", "1"]
-SHORT += ["--threads", "1", "--steps", "2"]
-
-
-def images(path: Path, **other: np.ndarray) -> Path:
-    draw = np.random.default_rng(0)
-    pictures = draw.integers(0, 256, (12, 8, 8), np.uint8)
-    arrays = {"train_images": pictures, "train_labels": np.arange(12) % 3}
-    arrays |= {"test_images": pictures[:4], "test_labels": np.arange(4) % 3}
-    np.savez(path, **{**arrays, **other})
-    return path
-
-
-@pytest.fixture(scope="session")
-def made(tmp_path_factory, text) -> dict[str, Path]:
-    """A run of every kind, made by the command. Never to be changed."""
-    folder = tmp_path_factory.mktemp("made")
-    pairs = folder / "pairs.tsv"
-    pairs.write_text("".join(f"number {at}\tnúmero {at}\n" for at in range(60)), encoding="utf-8")
-    words = {
-        "translation": ["--task.corpus", pairs, "--task.tokenizer", "bytes", "--task.length", "24"],
-        "masked": ["--task.corpus", text, "--task.length", "32", "--task.cache", folder / "cache"],
-        "poems": ["--task.data", "song_ci", "--task.num-classes", "2", "--evaluate-examples", "4"],
-        "images": ["--task.data", images(folder / "pictures.npz"), "--task.holdout", "0.3"],
-    }
-    for name, own in words.items():
-        task = name if name in ("translation", "masked") else "classification"
-        assert main(["train", "--task", task, *SHORT, *map(str, own), "--out", str(folder / name)]) == 0
-    return {name: folder / name for name in words}
+from tests.cli.conftest import SHORT, images
 
 
 def test_the_file_alone_says_everything(regard, tmp_path):
@@ -246,75 +216,26 @@ def test_the_files_of_the_page_are_configurations():
     assert [stage.length for stage in staged.training.stages] == [512, 1024, 2048]
 
 
-PAIRS = {
-    "absent.tsv": (None, "there is no corpus 'absent.tsv': no such file"),
-    "empty.tsv": (b"", "empty.tsv is empty: give a file with text in it"),
-    "narrow.tsv": (b"a\tb\nc\n", "narrow.tsv, line 2: expected source TAB target"),
-    "wide.tsv": (b"a\tb\tc\td\n", "wide.tsv, line 1: expected source TAB target TAB document"),
-    "blank.tsv": (b"a\tb\n\tc\n", "blank.tsv, line 2: expected source TAB target, all of them with text in it"),
-    "short.tsv": (b"a\tb\n", "short.tsv has 1 lines, too few"),
-    "latin.tsv": ("a\tSeñor\n".encode("latin-1"), "latin.tsv: no UTF-8: byte 0xf1"),
-    "few.tsv": (b"a\tb\n" * 9, "every training pair is also held out"),
-    "book.csv": (b"a,b\n", "translation reads .tsv files, not .csv"),
-}
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_pairs_that_cannot_be_read(regard, tmp_path, name):
-    content, message = PAIRS[name]
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    answer = regard(
-        "train", "--task", "translation", "--task.corpus", name, "--task.tokenizer", "bytes", "--out", "out"
-    )
-    assert (answer.code, answer.out) == (3, "")
-    assert message in answer.err
-    assert not (tmp_path / "out").exists()
-
-
-IMAGES = {
-    "floats": ({"train_images": np.zeros((12, 8, 8), np.float32)}, 3, "must be bytes (count, height, width)"),
-    "flat": ({"test_images": np.zeros((4, 64), np.uint8)}, 3, "test_images must be bytes"),
-    "fewer labels": ({"train_labels": np.arange(3)}, 3, "train_labels must be 12 classes from 0 on"),
-    "one class": ({"train_labels": np.zeros(12, int), "test_labels": np.zeros(4, int)}, 3, "are of one class"),
-    "another class": ({"test_labels": np.full(4, 7)}, 3, "the test images have class 7"),
-    "another size": (
-        {"test_images": np.zeros((4, 8, 4), np.uint8)},
-        3,
-        "training images are (8, 8), test images (8, 4)",
-    ),
-    "odd": (dict.fromkeys(("train_images", "test_images"), np.zeros((12, 9, 8), np.uint8)), 2, "patch=4 must divide"),
-}
-
-
-@pytest.mark.parametrize("name", IMAGES)
-def test_images_that_cannot_be_read(regard, tmp_path, name):
-    other, code, message = IMAGES[name]
-    if name == "odd":
-        other = {**other, "test_labels": np.arange(12) % 3}
-    images(tmp_path / "pictures.npz", **other)
-    answer = regard("train", "--task", "classification", "--task.data", "pictures.npz", "--out", "out")
-    assert (answer.code, answer.out) == (code, "")
-    assert message in answer.err
-    assert not (tmp_path / "out").exists()
-
-
-OPTIONS = [
+PAIRS = ["--task.corpus", "pairs.tsv", "--task.tokenizer", "bytes"]
+REFUSED = [
+    (["translation", "--task.corpus", "narrow.tsv"], 3, "narrow.tsv, line 2: expected source TAB target"),
+    (["classification", "--task.data", "floats.npz"], 3, "must be bytes (count, height, width)"),
     (["classification", "--task.data", "absent.npz"], 3, "there is no data 'absent.npz': no such file"),
     (["classification", "--task.data", "song_ci", "--task.num-classes", "1"], 2, "num_classes=1 is not possible"),
-    (["classification", "--task.holdout", "0"], 2, "holdout=0 is for images"),
-    (["translation", "--task.holdout", "0.1"], 2, "holds out the same books"),
-    (["translation", "--model.encoder-layers", "0"], 2, "encoder_layers must be at least 1, got 0"),
     (["masked", "--task.rate", "0"], 2, "rate=0.0 is not possible"),
-    (["masked", "--task.corpus", "absent.txt"], 3, "there is no corpus 'absent.txt'"),
-    (["translation", "--model.cross-attention", "local"], 2, "local does not support"),
+    (["translation", *PAIRS, "--model.cross-attention", "local"], 2, "local does not support"),
+    (["translation", "--model.encoder-layers", "0"], 2, "encoder_layers must be at least 1, got 0"),
     (["masked", "--model.attention", "softmax", "linear", "local"], 2, "one for each of the 2 layers"),
     (["masked", "--model.tied"], 2, "--model.tied"),
 ]
 
 
-@pytest.mark.parametrize(("words", "code", "message"), OPTIONS)
-def test_options_that_make_no_sense(regard, tmp_path, words, code, message):
+@pytest.mark.parametrize(("words", "code", "message"), REFUSED)
+def test_what_cannot_be_trained_is_refused(regard, tmp_path, words, code, message):
+    """One of each kind: what is wrong in files is in tests/tasks."""
+    (tmp_path / "narrow.tsv").write_text("a\tb\nc\n")
+    (tmp_path / "pairs.tsv").write_text("".join(f"number {at}\tnombre {at}\n" for at in range(60)))
+    images(tmp_path / "floats.npz", train_images=np.zeros((12, 8, 8), np.float32))
     answer = regard("train", "--task", *words, "--out", "out")
     assert (answer.code, answer.out) == (code, "")
     assert message in " ".join(answer.err.replace("│", " ").split())

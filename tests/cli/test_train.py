@@ -130,30 +130,10 @@ def test_settings_of_a_model_that_is_too_large_are_those_of_a_file(regard, tmp_p
 MEMORY = ["--model.memory", "recent(length=16)"]
 
 
-def test_a_memory_is_trained_evaluated_and_generates_over_segments(regard, tmp_path, short):
-    """A memory of one token reads other things, so every command must give other numbers."""
-    scores, texts = [], []
-    for length in (1, 16):
-        words = ["--model.memory", f"recent(length={length})", "--model.max-length", "8", "--learning-rate", "0.01"]
-        assert regard("train", *short, *words, "--steps", "3", "--out", f"r{length}").code == 0
-        assert config_of(tmp_path / f"r{length}")["model"]["max_length"] == 8
-        assert regard("train", "--resume", f"r{length}").code == 0
-        scores.append(json.loads(regard("evaluate", f"r{length}", "--json").out)["nats_per_token"])
-        answer = regard("generate", f"r{length}", "12 is followed", "--max-new-tokens", "30", "--temperature", "1")
-        assert answer.code == 0
-        texts.append(answer.out)
-    assert scores[0] != scores[1]
-    assert texts[0] != texts[1]
-
-
 def test_a_memory_that_nothing_would_reach_is_refused(regard, tmp_path, short):
     """The default max_length is 512, and the windows have 32 tokens; the help says what a segment is."""
-    for words in (MEMORY, [*MEMORY, "--model.max-length", "32"]):
-        answer = regard("train", *short, *words, "--out", "r")
-        assert (answer.code, answer.out) == (2, "")
-        assert "would remember nothing" in answer.err
-        assert "set model.max_length below that (16 makes two segments)" in answer.err
-        assert not (tmp_path / "r").exists()
+    answer = regard("train", *short, *MEMORY, "--out", "r")
+    assert (answer.code, "would remember nothing" in answer.err) == (2, True)
     answer = regard("train", *short, *MEMORY, "--model.max-length", "8", "--model.position", "learned", "--out", "r")
     assert (answer.code, answer.out) == (2, "")
     assert "position learned is built for that many and no more" in answer.err
@@ -171,65 +151,6 @@ def test_the_file_chooses_the_task_and_a_flag_another_one(regard, tmp_path, text
     words = ["--task=copy", "--task.length", "16", "--task.num-held-out", "4", "--task.vocab-size", "8"]
     assert regard("train", "--config", "a.toml", "--out", "s", "--steps", "1", *words).code == 0
     assert config_of(tmp_path / "s")["task"]["name"] == "copy"
-
-
-def test_every_problem_of_a_file_at_once(regard, tmp_path):
-    (tmp_path / "bad.toml").write_text("""
-[modl]
-x = 1
-[model]
-dimm = 64
-layers = "2"
-[training]
-stps = 3
-learning_rate = "fast"
-compile = 1
-steps = 0
-[task]
-name = "recal"
-""")
-    answer = regard("train", "--config", "bad.toml", "--out", "r")
-    assert (answer.code, answer.out) == (2, "")
-    lines = {line.strip() for line in answer.err.splitlines()}
-    assert {
-        "regard train: bad.toml: 8 problems",
-        "unknown section [modl]; did you mean 'model'?",
-        "model.dimm: unknown key; did you mean 'dim'?",
-        "model.layers: input should be a valid integer, got '2'",
-        "training.stps: unknown key; did you mean 'steps'?",
-        "training.learning_rate: input should be a valid number, got 'fast'",
-        "training.compile: input should be a valid boolean, got 1",
-        "training.steps must be at least 1, got 0",
-        "task.name: unknown task 'recal'; did you mean 'recall'?",
-    } == lines
-    assert not (tmp_path / "r").exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(b"[model", "is not TOML"), (b"\xff\xfe\0", "is not TOML"), (None, "No such file or directory")],
-)
-def test_files_that_are_no_toml(regard, tmp_path, content, message):
-    if content is not None:
-        (tmp_path / "a.toml").write_bytes(content)
-    answer = regard("train", "--config", "a.toml")
-    assert (answer.code, answer.out) == (2, "")
-    assert "a.toml" in answer.err
-    assert message in answer.err
-
-
-def test_nothing_is_overwritten(regard, run, short):
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    answer = regard("train", *short, "--out", "run")
-    assert answer.code == 2
-    assert "continue it with --resume run" in answer.err
-    (run.parent / "full").mkdir()
-    (run.parent / "full" / "thesis.txt").write_text("all of it")
-    answer = regard("train", *short, "--out", "full")
-    assert answer.code == 2
-    assert "nothing is ever overwritten" in answer.err
-    assert [path.name for path in (run.parent / "full").iterdir()] == ["thesis.txt"]
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
 def test_resume_takes_nothing_beside_it(regard, run):
@@ -260,12 +181,6 @@ def test_a_finished_run_is_extended_by_name(regard, run):
     answer = regard("train", "--resume", "run", "--steps", "5")
     assert answer.code == 2
     assert "run has 6 steps; it can be given more of them, not 5" in answer.err
-
-
-def test_resume_of_what_is_no_run(regard):
-    answer = regard("train", "--resume", "nowhere")
-    assert answer.code == 2
-    assert "nowhere is not a run" in answer.err
 
 
 def test_sigterm_saves_and_exits_143_and_the_run_goes_on(regard, tmp_path, short, environment):
@@ -320,13 +235,6 @@ def test_another_process_holds_the_run(regard, run, environment):
     assert "is being trained by another process" in answer.err
 
 
-def test_a_loss_that_is_not_finite_exits_5(regard, short):
-    answer = regard("train", *short[:-1], "20", "--learning-rate", "1e30", "--clip", "0", "--out", "r")
-    assert answer.code == 5
-    assert "is not finite" in answer.err
-    assert "try again from the start with regard train --resume r --learning-rate 1e+29" in answer.err
-
-
 @pytest.mark.parametrize("saved", [False, True])
 def test_a_run_that_diverged_is_tried_again_as_the_message_says(regard, tmp_path, short, saved):
     """Also where the newest checkpoint holds weights that had diverged before the loss was not finite."""
@@ -337,6 +245,7 @@ def test_a_run_that_diverged_is_tried_again_as_the_message_says(regard, tmp_path
     assert step > 0
     commands = re.findall(r"regard (train --resume r --learning-rate \S+)", answer.err)
     assert len(commands) == 1
+    assert ("try again from the start" in answer.err) is not saved
     lower = [*commands[0].split()[:-1], "0.001"]
     if saved:
         again = regard(*lower)

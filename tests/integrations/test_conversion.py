@@ -139,14 +139,6 @@ def test_a_position_table_repeats_its_rows(preset: str, offset: int) -> None:
     assert found(sparse, ids(47)).shape == (2, 47, 12)
 
 
-def test_a_text_of_two_periods_repeats_in_windows_that_see_one() -> None:
-    """Position 20 + i is position i again, so the middle of a repeated text is the same in both periods."""
-    sparse = pretrained.convert(encoder(), "local(window=3)", max_length=60)
-    tokens = ids(20).repeat(1, 3)
-    got = found(sparse, tokens)
-    assert torch.allclose(got[:, 10:30], got[:, 30:50], rtol=0, atol=1e-12)
-
-
 def test_projections_of_global_tokens_are_copies() -> None:
     dense = encoder()
     sparse = pretrained.convert(dense, "longformer(window=2)", projections="global")

@@ -47,21 +47,6 @@ def test_it_equals_the_convolution_borders_included(kernel, options, size):
     assert (attention.output.bias is None) == (convolution.bias is None)
 
 
-def test_it_equals_the_sum_over_taps_and_pixels():
-    """The definition of a convolution (correlation), written out: out[c, y, x] = b_c + sum w[c, i, r, s] image[...]."""
-    convolution, image = conv2d(2, 3, 3), randn(1, 2, 4, 5)
-    got = ConvolutionAttention.from_conv2d(convolution)(image)
-    for c in range(3):
-        for y in range(4):
-            for x in range(5):
-                total = convolution.bias[c].item()
-                for r in range(3):
-                    for s in range(3):
-                        if 0 <= y + r - 1 < 4 and 0 <= x + s - 1 < 5:
-                            total += (convolution.weight[c, :, r, s] @ image[0, :, y + r - 1, x + s - 1]).item()
-                assert abs(got[0, c, y, x].item() - total) < 1e-9
-
-
 def test_the_error_falls_as_exp_of_minus_alpha():
     convolution, image = conv2d(2, 2, 3), randn(1, 2, 12, 12)
     wanted = convolution(image)

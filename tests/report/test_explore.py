@@ -20,7 +20,7 @@ from regard_lab.attention_maps import LayerMaps
 from regard_lab.report import explore as page
 from regard_lab.tasks.config import ClassificationConfig, MaskedConfig, RecallConfig, TextConfig
 from regard_lab.training import RunConfig, TrainedModel
-from tests.report.test_browser import FLAGS, Visit, visit
+from tests.report.test_browser import Visit, framed
 
 TEXT = "Ein Hut, 一 <script>\nzwei."
 ATTENTION = ("softmax", "linear(post=softmax)", "local(window=4):1 + linear:1")
@@ -196,7 +196,7 @@ window.addEventListener("load", () => {
   for (const details of all("details")) { details.open = true; details.dispatchEvent(new Event("toggle")); }
   measure();
   found.tables = all("table.data tr").length;
-  parent.postMessage(JSON.stringify(found), "*");
+  parent.postMessage(JSON.stringify([window.name, found]), "*");
 });
 </script></body>"""
 
@@ -210,28 +210,27 @@ def written(tmp_path_factory) -> Path:
     return path
 
 
-FRAME = """<!doctype html><html><head><link rel="icon" href="data:,">
-<meta name="color-scheme" content="light dark"></head>
-<body><script>addEventListener("message", (event) => { document.body.dataset.probe = event.data; });</script>
-<iframe src="WHERE" style="width: WIDEpx; height: 2000px; border: 0"></iframe></body></html>"""
-"""No window of this browser is narrower than 500 pixels; a frame is."""
+@pytest.fixture(scope="module", params=["light", "dark"])
+def seen(request, written, tmp_path_factory) -> tuple[str, Visit, dict]:
+    """That page, wide and narrow, and a page in blocks."""
+    scratch = tmp_path_factory.mktemp("seen")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page, "_CELL_BYTES", 400)
+        regard.explore(trained("linear"), TEXT, out=scratch / "a.html")
+    (shown,) = content(scratch / "a.html")
+    assert shown["block"] == 2
+    whole = written.read_text(encoding="utf-8")
+    cells = (scratch / "a.html").read_text(encoding="utf-8").replace("</body>", PROBE.replace("[3].click", "[1].click"))
+    pages = {"1400": (whole, 1400), "400": (whole, 400), "blocks": (cells, 700)}
+    return request.param, *framed(pages, scratch, request.param)
 
 
-def probed(path: Path, scratch: Path, width: int) -> tuple[Visit, dict]:
-    frame = scratch / "frame.html"
-    frame.write_text(FRAME.replace("WHERE", path.as_uri()).replace("WIDE", str(width)))
-    found = visit(frame, scratch)
-    probe = re.search(r'data-probe="([^"]*)"', found.dom)
-    assert probe is not None, found.console
-    return found, json.loads(probe[1].replace("&quot;", '"').replace("&lt;", "<").replace("&amp;", "&"))
-
-
-@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (1400, "dark"), (400, "light"), (400, "dark")])
-def test_the_page_in_a_browser(written, tmp_path, monkeypatch, width, scheme):
-    flags = f"{FLAGS} --blink-settings=preferredColorScheme={int(scheme == 'light')}"
-    monkeypatch.setattr("tests.report.test_browser.FLAGS", flags)
-    found, probe = probed(written, tmp_path, width)
+@pytest.mark.parametrize("width", [1400, 400])
+def test_the_page_in_a_browser(written, seen, width):
+    scheme, found, probes = seen
+    probe = probes[str(width)]
     assert (found.console, found.requests) == ([], [])
+    assert probe["width"] == width
     assert probe["width"] == width
     assert max(probe["overflow"]) <= 0
     first, second = probe["boxes"]
@@ -239,14 +238,14 @@ def test_the_page_in_a_browser(written, tmp_path, monkeypatch, width, scheme):
     assert probe["buttons"] == 2 + 2 + 2
     assert [reason.partition(":")[0] for reason in probe["reasons"]] == ["linear(post=softmax)"]
     assert probe["titles"] == ["Layer 2, head 1: local(window=4):1 + linear:1", "Layer 0, head 0: softmax"]
-    seen, hidden, left, strip = probe["said"]
-    assert seen[0].startswith("Query 20 gives key 12 the weight ~")
-    assert "distance 8" in seen[0]
-    for words, model, layer, head in ((seen[0], 0, 2, 1), (seen[1], 1, 0, 0)):
+    pointed, hidden, left, strip = probe["said"]
+    assert pointed[0].startswith("Query 20 gives key 12 the weight ~")
+    assert "distance 8" in pointed[0]
+    for words, model, layer, head in ((pointed[0], 0, 2, 1), (pointed[1], 1, 0, 0)):
         weight = unpacked(content(written)[model]["layers"][layer]["heads"][head]["cells"], 27)[20, 12]
         (shown,) = re.findall(r"weight ~([\d.]+);", words)
         assert float(shown) == pytest.approx(weight, rel=0.06)
-    assert seen[1].startswith("Query 20 gives key 12 the weight ~"), "the same text is pointed at in both"
+    assert pointed[1].startswith("Query 20 gives key 12 the weight ~"), "the same text is pointed at in both"
     assert hidden[0].startswith("Query 2 cannot see key 5, which comes later.")
     assert left[0].startswith("Query 2 cannot see key 4")
     assert strip[0].startswith("Query 7 gives key 4 the weight")
@@ -259,15 +258,8 @@ def test_the_page_in_a_browser(written, tmp_path, monkeypatch, width, scheme):
     assert probe["tables"] == (1 + 4) + (1 + 2)
 
 
-def test_a_page_in_blocks_in_a_browser(tmp_path, monkeypatch):
-    monkeypatch.setattr(page, "_CELL_BYTES", 400)
-    regard.explore(trained("linear"), TEXT, out=tmp_path / "a.html")
-    path = tmp_path / "a.html"
-    path.write_text(path.read_text(encoding="utf-8").replace("</body>", PROBE.replace("[3].click", "[1].click")))
-    found, probe = probed(path, tmp_path, 700)
-    assert (found.console, found.requests) == ([], [])
-    assert content(tmp_path / "a.html")[0]["block"] == 2
-    said = [each[0].partition("\n")[0] for each in probe["said"]]
+def test_a_page_in_blocks_in_a_browser(seen):
+    said = [each[0].partition("\n")[0] for each in seen[2]["blocks"]["said"]]
     assert said[0].startswith("Weight ~")
     assert "the mean over queries 26 to 26, keys 24 to 25." in said[0]
     assert said[1] == "Hidden: queries 4 to 5, keys 10 to 11; these keys come later."

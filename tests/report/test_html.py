@@ -2,8 +2,6 @@
 
 import json
 import re
-import struct
-import zlib
 from html.parser import HTMLParser
 
 import pytest
@@ -15,6 +13,7 @@ from regard_lab.report import attention_map, html
 from regard_lab.report.charts import charts
 from regard_lab.report.summary import needs, table, tie_note
 from tests.conftest import at_file
+from tests.report.test_png import read
 
 
 class Page(HTMLParser):
@@ -326,25 +325,9 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one(compared, tmp_path, 
     assert old.read_text() == "old"
 
 
-def pixels(png: bytes) -> list[list[tuple[int, ...]]]:
-    """A PNG of 8-bit RGB without filters, decoded from the format's definition."""
-    assert png[:8] == b"\x89PNG\r\n\x1a\n"
-    at, parts = 8, {}
-    while at < len(png):
-        (size,) = struct.unpack(">I", png[at : at + 4])
-        kind, data = png[at + 4 : at + 8], png[at + 8 : at + 8 + size]
-        assert struct.unpack(">I", png[at + 8 + size : at + 12 + size]) == (zlib.crc32(kind + data),)
-        parts[kind] = data
-        at += 12 + size
-    width, height = struct.unpack(">II", parts[b"IHDR"][:8])
-    raw = zlib.decompress(parts[b"IDAT"])
-    rows = [raw[at * (3 * width + 1) :][: 3 * width + 1] for at in range(height)]
-    assert all(row[0] == 0 and len(row) == 3 * width + 1 for row in rows)
-    return [[tuple(row[1 + 3 * x : 4 + 3 * x]) for x in range(width)] for row in rows]
-
-
 def test_pictures_show_the_matrix():
-    found = pixels(attention_map.png([[0.5, 0.125], [-1.0, 0.0]], scale=3))
+    picture = read(attention_map.png([[0.5, 0.125], [-1.0, 0.0]], scale=3)).tolist()
+    found = [[tuple(pixel) for pixel in row] for row in picture]
     assert (len(found), len(found[0])) == (6, 6)
     assert all(found[y][x] == found[y - y % 3][x - x % 3] for y in range(6) for x in range(6))
     (largest, quarter), (negative, zero) = ([row[0], row[3]] for row in (found[0], found[3]))

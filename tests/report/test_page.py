@@ -1,6 +1,5 @@
 """The report of a recorded comparison in a browser: wide and narrow, light and dark, English and Chinese."""
 
-import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,7 +11,7 @@ from regard.files.checksums import opened
 from regard_lab.benchmark.language import chinese
 from regard_lab.report import html
 from regard_lab.report.charts import charts
-from tests.report.test_browser import FLAGS, visit
+from tests.report.test_browser import framed
 
 RECORD = Path(__file__).parents[2] / "docs" / "recorded" / "comparisons" / "state_of_the_union.json"
 PROBE = """<script>
@@ -46,22 +45,10 @@ window.addEventListener("load", () => {
   setTimeout(() => {
     found.hidden = before - drawn();
     found.pressed = button.getAttribute("aria-pressed");
-    parent.postMessage(JSON.stringify(found), "*");
+    parent.postMessage(JSON.stringify([window.name, found]), "*");
   }, 300);
 });
 </script></body>"""
-FRAMES = """<!doctype html><html><head><link rel="icon" href="data:,">
-<meta name="color-scheme" content="light dark"></head><body><script>
-const all = [];
-addEventListener("message", (event) => {
-  all.push(JSON.parse(event.data));
-  document.body.dataset.probe = JSON.stringify(all);
-});
-</script>
-<iframe src="WIDE" style="width: 1400px; height: 2000px; border: 0"></iframe>
-<iframe src="NARROW" style="width: 400px; height: 2000px; border: 0"></iframe>
-<iframe src="faulty.html" style="width: 900px; height: 2000px; border: 0"></iframe></body></html>"""
-"""No window of this browser is narrower than 500 pixels; a frame is."""
 
 
 @pytest.fixture(scope="module")
@@ -73,40 +60,33 @@ def recorded() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("scheme", "wide", "narrow"), [("light", "en", "zh"), ("dark", "zh", "en")])
-def test_wide_and_narrow(recorded, tmp_path, monkeypatch, scheme, wide, narrow):
-    for language in ("en", "zh"):
-        written = html.render(recorded, language).replace("</body>", PROBE)
-        (tmp_path / f"{language}.html").write_text(written, encoding="utf-8")
+def test_wide_and_narrow(recorded, tmp_path, scheme, wide, narrow):
+    texts = {language: html.render(recorded, language).replace("</body>", PROBE) for language in ("en", "zh")}
     faults = (
         "<style>#summary { min-width: 1000px } h1 { width: 950px } .g-xtitle { transform: translateY(-15px) }</style>"
     )
-    (tmp_path / "faulty.html").write_text(written.replace("</head>", f"{faults}</head>"), encoding="utf-8")
-    frame = tmp_path / "frame.html"
-    frame.write_text(FRAMES.replace("WIDE", f"{wide}.html").replace("NARROW", f"{narrow}.html"))
-    monkeypatch.setattr(
-        "tests.report.test_browser.FLAGS", f"{FLAGS} --blink-settings=preferredColorScheme={int(scheme == 'light')}"
+    faulty = texts["zh"].replace("</head>", f"{faults}</head>")
+    seen, found = framed(
+        {"wide": (texts[wide], 1400), "narrow": (texts[narrow], 400), "faulty": (faulty, 900)}, tmp_path, scheme
     )
-    seen = visit(frame, tmp_path)
     assert (seen.console, seen.requests) == ([], [])
-    (probe,) = re.findall(r'data-probe="([^"]*)"', seen.dom)
-    found = {one["width"]: one for one in json.loads(probe.replace("&quot;", '"').replace("&amp;", "&"))}
-    faulty = found.pop(900)  # the probe sees what it looks for
+    faulty = found.pop("faulty")  # the probe sees what it looks for
     assert faulty["overflow"] > 0 < max(faulty["tables"])
     assert faulty["collided"]
-    assert sorted(found) == [400, 1400]
+    assert {name: one["width"] for name, one in found.items()} == {"wide": 1400, "narrow": 400}
     paper, ink = {
         "light": ("rgb(255, 255, 255)", "rgb(28, 36, 48)"),
         "dark": ("rgb(18, 22, 28)", "rgb(230, 234, 240)"),
     }[scheme]
-    for width, one in found.items():
-        assert one["lang"] == {"en": "en", "zh": "zh-CN"}[wide if width == 1400 else narrow]
+    for name, one in found.items():
+        assert one["lang"] == {"en": "en", "zh": "zh-CN"}[wide if name == "wide" else narrow]
         assert one["overflow"] <= 0
         assert max(one["tables"]) <= 0, one["tables"]
         assert one["colours"] == [paper, ink]
         assert one["fill"] == ink
         assert one["cut"] == []
         assert one["collided"] == []
-        assert one["beside"] == (width == 1400)
+        assert one["beside"] == (name == "wide")
         assert (one["hidden"], one["pressed"]) == (1, "false")
         lengths = [f"{length:,}" for length in recorded["config"]["lengths"]]
         assert set(one["ticks"]["chart-cost-both"]) <= set(lengths)

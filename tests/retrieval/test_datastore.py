@@ -386,11 +386,6 @@ def test_damage_gets_no_new_checksums(store, tmp_path, end):
     assert Datastore.open(store.folder, checked=False).manifest == store.manifest
 
 
-def test_two_writers_at_once_are_refused(store):
-    with store.adding(), pytest.raises(ResourceError, match="another process or thread is writing it"):
-        store.delete("one")
-
-
 def test_what_makes_no_sense_is_refused(store, tmp_path):
     keys, values = entries(3)
     with pytest.raises(ConfigError, match="exists"):

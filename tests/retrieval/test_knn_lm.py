@@ -58,13 +58,6 @@ def test_the_mixture_is_that_of_the_loops(lam, temperature):
     torch.testing.assert_close(log_p.exp().sum(1), torch.ones(2), rtol=1e-6, atol=0)
 
 
-def test_golden_values():
-    """Three neighbours at squared distances 0, ln 2 and ln 4 have weights 4/7, 2/7 and 1/7."""
-    near = neighbours([[(0.0, 1), (math.log(2), 0), (math.log(4), 1)]])
-    p = mixed(torch.zeros(1, 4), near, lam=0.5, temperature=1.0).exp()
-    torch.testing.assert_close(p, torch.tensor([[2 / 14 + 1 / 8, 5 / 14 + 1 / 8, 1 / 8, 1 / 8]]), rtol=1e-6, atol=0)
-
-
 def test_weight_0_is_the_model_and_weight_1_the_neighbours():
     logits = torch.tensor(LOGITS)
     assert mixed(logits, neighbours(NEAR), lam=0.0, temperature=1.0) is logits
@@ -89,40 +82,6 @@ def test_the_coldest_temperature_is_the_nearest_alone(temperature, tmp_path, dec
     assert float(looked.nats(lam=0.5, k=2, temperature=temperature).mean()) == pytest.approx(
         float(looked.nats(lam=0.5, k=2, temperature=1e-6).mean())
     )
-
-
-def test_order_and_duplicates_of_entries_change_nothing(tmp_path):
-    keys, values = entries(40)
-    order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
-    queries, logits = entries(5, 2)[0], torch.zeros(5, VOCAB)
-    given = {
-        "plain": (keys, values),
-        "shuffled": (keys[order], values[order]),
-        "twice": (keys.repeat(2, 1), values.repeat(2)),
-    }
-    p = {}
-    for name, document in given.items():
-        store = filled(tmp_path / name, {"a": document})
-        p[name] = mixed(logits, store.search(queries, len(store)), lam=0.7, temperature=2.0)
-    for name in given:
-        torch.testing.assert_close(p[name], p["plain"], rtol=1e-6, atol=1e-6)
-
-
-def test_every_neighbour_is_nadaraya_watson(store, documents):
-    """k = N: the classifier whose kernel is a Gaussian of variance T / 2."""
-    keys = torch.cat([keys for keys, _ in documents.values()]).double()
-    values = torch.cat([values for _, values in documents.values()])
-    queries = entries(4, 30)[0]
-    p = mixed(torch.zeros(4, VOCAB), store.search(queries, 50), lam=1.0, temperature=3.0).double().exp()
-    kernel = torch.exp(-((queries.double()[:, None] - keys) ** 2).sum(2) / 3.0)
-    expected = kernel @ torch.nn.functional.one_hot(values, VOCAB).double() / kernel.sum(1, keepdim=True)
-    torch.testing.assert_close(p, expected, rtol=1e-5, atol=1e-9)
-
-
-def test_the_only_neighbour_of_a_stored_key_is_its_token(store, documents):
-    keys, values = documents["two"]
-    p = mixed(torch.zeros(25, VOCAB), store.search(keys, 1), lam=1.0, temperature=1.0).exp()
-    assert torch.equal(p, torch.nn.functional.one_hot(values, VOCAB).float())
 
 
 def test_a_query_without_any_neighbour_has_the_model_alone(tmp_path):

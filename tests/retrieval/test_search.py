@@ -54,32 +54,6 @@ def test_distances_are_told_apart_beyond_float32(tmp_path):
     assert found.distances[0].tolist() == pytest.approx([DIM * (120 - 1e-6) ** 2, DIM * (120 + 1e-6) ** 2], rel=1e-12)
 
 
-def test_keys_far_from_the_origin_keep_their_order(tmp_path):
-    """|q|^2 - 2 q . k + |k|^2 in float32 loses what tells these apart; their distances from the keys do not."""
-    draw = torch.Generator().manual_seed(0)
-    keys = (2000 + torch.randint(0, 8, (100, DIM), generator=draw)).float()
-    store = filled(tmp_path / "far", {"a": (keys, torch.zeros(100, dtype=torch.int64))})
-    queries = keys[:5] + 0.3
-    found = store.search(queries, 6)
-    for at, expected in enumerate(sorted_by_hand(keys, queries, 6)):
-        assert found.ids[at].tolist() == [number for _, number in expected]
-    products = (queries**2).sum(1, keepdim=True) - 2 * queries @ keys.T + (keys**2).sum(1)
-    assert (products.gather(1, found.ids) - found.distances).abs().max() > 0.1  # so the products alone would not do
-
-
-@pytest.mark.parametrize("small", [False, True])
-def test_of_equal_distances_the_earlier_entry_is_first(tmp_path, small_blocks, small, monkeypatch):
-    """Every key four times, in other blocks and in one."""
-    if small:
-        monkeypatch.setattr(search, "_NUMBERS", 40)
-    keys, values = entries(6)
-    store = filled(tmp_path / "store", {"a": (keys.repeat(4, 1), values.repeat(4))})
-    found = store.search(keys, 8)
-    for at, expected in enumerate(sorted_by_hand(keys.repeat(4, 1), keys, 8)):
-        assert found.ids[at].tolist() == [number for _, number in expected]
-        assert found.ids[at, :4].tolist() == [at, at + 6, at + 12, at + 18]
-
-
 @pytest.mark.parametrize("offset", [0.0, 1000.0])
 def test_of_equal_distances_the_earlier_entry_is_found(tmp_path, monkeypatch, offset):
     """Also where more are equal than candidates are kept, in several blocks and reads, and own entries among them."""

@@ -1,5 +1,6 @@
 import gzip
 import lzma
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -53,13 +54,15 @@ def test_no_president_is_in_two_splits_and_every_era_is_in_all():
 def test_no_poet_and_no_poem_is_in_two_splits():
     task = build_task(ClassificationConfig(data="song_ci", num_classes=4, length=128))
     assert task.classes == ("浣溪沙", "水调歌头", "鹧鸪天", "菩萨蛮")
-    authors, poems = [], []
+    authors, poems, credited = [], [], defaultdict(set)
+    for tune, author, text in rows("song_ci"):
+        if tune in task.classes:
+            credited[text].add(author)
     for split in SPLITS:
         found = texts(task, split)
         assert set(found.values()) == set(task.classes)
         poems.append(set(found))
-        credited = [(author, text) for tune, author, text in rows("song_ci") if tune in task.classes]
-        authors.append([{author for author, other in credited if other == text} for text in found])
+        authors.append([credited[text] for text in found])
     assert not poems[0] & poems[1] | poems[0] & poems[2] | poems[1] & poems[2]
     only = [{next(iter(one)) for one in found if len(one) == 1} for found in authors]
     assert not only[0] & only[1] | only[0] & only[2] | only[1] & only[2]
@@ -139,11 +142,19 @@ def test_bad_images_are_refused(npz, tmp_path):
     with pytest.raises(DataError, match="has no train_labels, test_images, test_labels"):
         build(tmp_path / "half.npz")
     grey, labels = draw_images(6, 4, 4)
-    for wrong in ({"train_images": grey.astype(np.float32)}, {"train_labels": labels[:3]}, {"test_labels": labels - 1}):
+    for wrong, message in (
+        ({"train_images": grey.astype(np.float32)}, r"must be bytes \(count, height, width\)"),
+        ({"test_images": grey.reshape(6, 16)}, "test_images must be bytes"),
+        ({"train_labels": labels[:3]}, "train_labels must be 6 classes from 0 on"),
+        ({"test_labels": labels - 1}, "must be"),
+        ({"train_labels": labels * 0, "test_labels": labels * 0}, "are of one class"),
+        ({"test_labels": labels * 0 + 7}, "the test images have class 7"),
+        ({"test_images": grey[:, :, :2]}, r"training images are \(4, 4\), test images \(4, 2\)"),
+    ):
         arrays = {"train_images": grey, "train_labels": labels, "test_images": grey, "test_labels": labels}
         np.savez(tmp_path / "wrong.npz", **{**arrays, **wrong})
-        with pytest.raises(DataError, match="must be"):
-            build(tmp_path / "wrong.npz")
+        with pytest.raises(DataError, match=message):
+            build(tmp_path / "wrong.npz", patch=2)
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(idx(grey)[:-9])
     with pytest.raises(DataError, match="is damaged"):
         build(tmp_path / "train-images-idx3-ubyte.gz")

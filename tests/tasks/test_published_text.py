@@ -137,7 +137,7 @@ def test_baselines_code_the_same_bytes(tmp_path, corpus, kind):
 def test_a_continuation_is_what_follows_the_text_before_it(kind):
     """Whatever tokens it begins with, special ones and single bytes among them, and however they are given."""
     tokenizer, draw, same = PretrainedTokenizer(kind()), np.random.default_rng(0), 0
-    for _ in range(500):
+    for _ in range(150):
         before = tokenizer.encode(LINES[draw.integers(len(LINES))][: draw.integers(30)])
         new = draw.integers(0, tokenizer.vocab_size, draw.integers(30))
         prompt, whole = tokenizer.decode(before), tokenizer.decode([*before, *new])
@@ -148,7 +148,7 @@ def test_a_continuation_is_what_follows_the_text_before_it(kind):
         pieces = [stream.feed(some) for some in np.split(new, len(new))] if len(new) else []
         assert prompt + "".join(pieces) + stream.finish() == whole
         assert prompt + tokenizer.continuation(new, before) == whole
-    assert same > 300
+    assert same > 90
 
 
 @pytest.mark.parametrize("kind", [byte_level, spaced, stripped])
@@ -248,9 +248,10 @@ def test_a_tokenizer_without_end_is_refused(kind):
     described = json.loads(Tokenizer(models.WordLevel({"to": 0}, unk_token="to")).to_str()) | BOMBS[kind]
     with pytest.raises(UnsafeFileError, match=r"a\.json (was stopped: it takes too much|makes 50,\d\d\d tok|.* 1,000)"):
         model_of(json.dumps(described), "a.json")
-    run = {"kind": "published", "vocab_size": 3, "model": described}
-    with pytest.raises(DataError, match="no description of a published tokenizer: the published tokenizer"):
-        tokenizer_from_json(json.dumps(run))
+    if kind == "long":  # as a run keeps it
+        run = {"kind": "published", "vocab_size": 3, "model": described}
+        with pytest.raises(DataError, match="no description of a published tokenizer: the published tokenizer"):
+            tokenizer_from_json(json.dumps(run))
 
 
 def test_a_larger_tokenizer_is_given_more_time_and_memory_to_be_tried_in(monkeypatch):

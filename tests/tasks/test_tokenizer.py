@@ -49,11 +49,6 @@ def test_vocabulary(bpe: BpeTokenizer) -> None:
         assert tokenizer.encode("").size == 0
 
 
-def test_long_text_is_encoded_in_pieces_without_loss(bpe: BpeTokenizer) -> None:
-    text = "今夕是何年 the union " * 9000
-    assert bpe.decode(bpe.encode(text)) == text
-
-
 @settings(max_examples=60, deadline=None)
 @given(raw=st.binary(max_size=40) | TEXT.map(str.encode), cuts=st.lists(st.integers(0, 40), max_size=5))
 def test_stream_of_any_bytes_equals_decoding_them_at_once(raw: bytes, cuts: list[int]) -> None:

@@ -103,6 +103,8 @@ def test_repeated_sentences_do_not_train_and_long_ones_are_counted(tmp_path):
         ("a\tb\nc\n", "line 2: expected source TAB target"),
         ("a\tb\nc\t \n", "line 2: .*text in it"),
         ("a\tb\tc\nd\te\n", "line 2: expected source TAB target TAB document"),
+        ("a\tb\tc\td\n", "line 1: expected source TAB target TAB document"),
+        ("a\tb\n" * 9, "every training pair is also held out"),
         ("\n\n", "is empty"),
         ("a\tb\nc\td\n", "2 lines, too few"),
         ("a\tb\tx\nc\td\ty\n", "fewer than three documents"),
@@ -128,6 +130,9 @@ def test_other_mistakes_are_refused(tmp_path):
         build_task(TranslationConfig(corpus="new_testament.en-fr"))
     with pytest.raises(ConfigError, match="holds out the same books"):
         build_task(TranslationConfig(holdout=0.1))
+    (tmp_path / "latin.tsv").write_bytes("a\tSeñor\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"latin\.tsv: no UTF-8: byte 0xf1"):
+        build_task(TranslationConfig(corpus=str(tmp_path / "latin.tsv"), tokenizer="bytes"))
     (tmp_path / "own.csv").write_text("a,b")
     with pytest.raises(DataError, match=r"reads \.tsv files"):
         build_task(TranslationConfig(corpus=str(tmp_path / "own.csv")))

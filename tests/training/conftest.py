@@ -1,5 +1,6 @@
 """A tiny run, and a model and a task that follow the same interfaces as the real ones."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,11 @@ from regard.models import EncoderConfig, EncoderDecoderConfig
 from regard.models.config import ModelConfig
 from regard_lab.tasks import ClassificationConfig, MaskedConfig, RecallConfig, TranslationConfig
 from regard_lab.tasks.base import IGNORE, Example, Split, Task
-from regard_lab.training import RunConfig, TrainingConfig
+from regard_lab.training import RunConfig, RunResult, TrainingConfig, train
+from regard_lab.training.checkpoint import newest
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def small() -> RunConfig:
     """Dropout, so that the random state matters; 12 steps, lines, evaluations and checkpoints out of step."""
     return RunConfig(
@@ -47,19 +49,20 @@ def pictures(path: Path, *, count: int = 40) -> Path:
     return path
 
 
-@pytest.fixture
-def kinds(tmp_path) -> dict[str, RunConfig]:
+@pytest.fixture(scope="session")
+def kinds(tmp_path_factory) -> dict[str, RunConfig]:
     """A tiny run of every task whose model is no causal decoder; 24 examples, some of them seen twice."""
-    pairs = tmp_path / "pairs.tsv"
+    folder = tmp_path_factory.mktemp("kinds")
+    pairs = folder / "pairs.tsv"
     pairs.write_text("".join(f"number {at}\tnúmero {at}\n" for at in range(23)), encoding="utf-8")
-    words = tmp_path / "words.txt"
+    words = folder / "words.txt"
     words.write_text("".join(f"{at} is followed by {at + 1}\n" for at in range(15)))
-    data = pictures(tmp_path / "pictures.npz", count=24)
+    data = pictures(folder / "pictures.npz", count=24)
     tiny = {"dim": 16, "heads": 2, "layers": 1, "dropout": 0.1}
     training = TrainingConfig(
         steps=6, batch_size=4, accumulation=2, warmup=1, evaluate_every=3, checkpoint_every=2, threads=1
     )
-    cache = str(tmp_path / "cache")
+    cache = str(folder / "cache")
     translation = TranslationConfig(corpus=str(pairs), tokenizer="bytes", length=20, holdout=0.1)
     masked = MaskedConfig(corpus=str(words), length=16, holdout=0.1, cache=cache)
     images = ClassificationConfig(data=str(data), patch=4, holdout=0.25)
@@ -68,6 +71,54 @@ def kinds(tmp_path) -> dict[str, RunConfig]:
         "masked": RunConfig(EncoderConfig(**tiny), masked, training),
         "images": RunConfig(EncoderConfig(**tiny), images, training),
     }
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory) -> Callable[[RunConfig], RunResult]:
+    """A run of a configuration, trained once. Never to be changed: `finished` is a copy."""
+    done: list[tuple[RunConfig, RunResult]] = []
+
+    def run(config: RunConfig) -> RunResult:
+        for known, result in done:
+            if known == config:
+                return result
+        done.append((config, train(config, tmp_path_factory.mktemp("trained") / "run")))
+        return done[-1][1]
+
+    return run
+
+
+@pytest.fixture
+def finished(trained, tmp_path) -> Callable[..., Path]:
+    """A run of a configuration, for a test that changes it."""
+
+    def run(config: RunConfig, name: str = "run") -> Path:
+        return Path(shutil.copytree(trained(config).path, tmp_path / name))
+
+    return run
+
+
+def stop_after(step: int, kind: str = "step") -> Callable[[dict[str, object]], None]:
+    """What ends a run when a step, or what else happens with it, is done."""
+
+    def stop(event: dict[str, object]) -> None:
+        if (event["kind"], event["step"]) == (kind, step):
+            raise RuntimeError("stopped")
+
+    return stop
+
+
+def require_equal(run: Path, other: Path, *parts: str) -> None:
+    """The newest checkpoints hold the same bits."""
+    ours, theirs = newest(run / "checkpoints")[0], newest(other / "checkpoints")[0]
+    assert ours is not None
+    assert theirs is not None
+    assert ours.progress.step == theirs.progress.step
+    for part in parts or ("model", "optimizer", "rng"):
+        own, wanted = getattr(ours, part), getattr(theirs, part)
+        assert own.keys() == wanted.keys()
+        assert own, part
+        assert all(torch.equal(own[name], wanted[name]) for name in wanted), part
 
 
 class Lookup(nn.Module):

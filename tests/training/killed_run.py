@@ -3,8 +3,6 @@
     killed_run.py CONFIG RUN                trains to the end
     killed_run.py CONFIG RUN operations     for K = 1, 2, ... until there is no Kth: a child in RUN.K kills itself
                                             before its Kth file operation, and another one finishes the run
-    killed_run.py CONFIG RUN shares X ...   per X: a child in RUN is killed after the Xth part of the time that the
-                                            whole run takes on this machine; a last one finishes it
     killed_run.py step K CONFIG RUN ...     per CONFIG and RUN: a child kills itself after step K, another finishes it
 
 Children are forks, so that torch is imported once. Leaves an uninterrupted run in RUN.whole. Prints one line per kill:
@@ -14,7 +12,6 @@ what became of the children.
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -66,10 +63,9 @@ def steps(step: int, *given: str) -> None:
         print(step, killed, fate(child(config, run)), flush=True)
 
 
-def main(config: str, run: str, how: str = "", *arguments: str) -> None:
-    if how:
-        train(toml.load(Path(config)), f"{run}.whole")  # imports what children would import one by one
+def main(config: str, run: str, how: str = "") -> None:
     if how == "operations":
+        train(toml.load(Path(config)), f"{run}.whole")  # imports what children would import one by one
         number, died = 0, -signal.SIGKILL
         while died == -signal.SIGKILL:
             number += 1
@@ -77,16 +73,7 @@ def main(config: str, run: str, how: str = "", *arguments: str) -> None:
             died = fate(child(config, place, partial(die_before, number, place)))
             print(number, died, fate(child(config, place)), flush=True)
         return
-    if how == "shares":
-        begun = time.monotonic()
-        fate(child(config, f"{run}.timed"))
-        whole = time.monotonic() - begun
-        for share in map(float, arguments):
-            pid = child(config, run)
-            time.sleep(share * whole)
-            os.kill(pid, signal.SIGKILL)
-            print(share, fate(pid), flush=True)
-    elif how:
+    if how:
         raise ValueError(how)
     train(toml.load(Path(config)), run, resume=True)
 

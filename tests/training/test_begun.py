@@ -47,9 +47,9 @@ def test_what_a_killed_process_left_is_begun_anew(small, tmp_path):
     assert not left.exists()
 
 
-def test_a_run_that_is_held_is_not_written(small, tmp_path):
+def test_a_run_that_is_held_is_not_written(small, tmp_path, finished):
     """Nor its env.json, though the environment is another one."""
-    train(small, tmp_path / "run")
+    finished(small)
     path = tmp_path / "run/env.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "threads": 7}))
     before = everything(tmp_path)
@@ -58,9 +58,8 @@ def test_a_run_that_is_held_is_not_written(small, tmp_path):
     assert everything(tmp_path) == before
 
 
-def test_commands_in_messages_can_be_pasted(small, tmp_path):
-    where = tmp_path / "ru n's/ünï"
-    train(small, where)
+def test_commands_in_messages_can_be_pasted(small, tmp_path, finished):
+    where = finished(small, "ru n's/ünï")
     command = f"--resume {shlex.quote(str(where))}"
     other = replace(small, training=replace(small.training, steps=13))
     for again, config in ((False, small), (True, other)):
@@ -74,8 +73,8 @@ def test_commands_in_messages_can_be_pasted(small, tmp_path):
     assert command in str(missing.value)
 
 
-def test_an_unknown_device(small, tmp_path):
-    train(small, tmp_path / "run")
+def test_an_unknown_device(small, tmp_path, finished):
+    finished(small)
     with pytest.raises(ConfigError, match="unknown device 'gpu': did you mean 'cpu'"):
         load(tmp_path / "run", device="gpu")
 
@@ -92,8 +91,8 @@ def test_numbers_that_the_machine_does_not_take(wrong, message):
         TrainingConfig(**wrong)
 
 
-def test_checkpoints_may_lie_on_another_disk(small, tmp_path):
-    run, disk = train(small, tmp_path / "run").path, tmp_path / "disk"
+def test_checkpoints_may_lie_on_another_disk(small, tmp_path, finished):
+    run, disk = finished(small), tmp_path / "disk"
     (run / "checkpoints").rename(disk)
     (run / "checkpoints").symlink_to(disk)
     assert resume(run, steps=14).evaluation["step"] == 14
@@ -110,8 +109,8 @@ def test_checkpoints_may_lie_on_another_disk(small, tmp_path):
     assert everything(run) == before
 
 
-def test_metrics_that_are_a_link_are_not_cut_off(small, tmp_path):
-    run, mine = train(small, tmp_path / "run").path, tmp_path / "mine"
+def test_metrics_that_are_a_link_are_not_cut_off(small, tmp_path, finished):
+    run, mine = finished(small), tmp_path / "mine"
     (run / "metrics.jsonl").rename(mine)
     (run / "metrics.jsonl").symlink_to(mine)
     before = mine.read_bytes()

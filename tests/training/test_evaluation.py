@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from regard.core.errors import DataError, InputError
+from regard.core.errors import DataError
 from regard_lab.tasks.base import IGNORE, Example
-from regard_lab.training.batches import collate
 from regard_lab.training.evaluation import measure, score
 
 
@@ -115,28 +114,6 @@ def test_without_bytes_there_are_no_bits_per_byte(lookup):
     found = score(lookup(11), Given(examples), 11)
     assert found is not None
     assert found.summary()["bits_per_byte"] is None
-
-
-def test_batches_are_padded_on_the_right(pairs):
-    examples = pairs(lengths=(3, 5)).examples("train")
-    batch = collate(examples, [1, 0], 11)
-    assert batch.key_mask is not None
-    assert batch.key_mask.tolist() == [[True] * 5, [True] * 3 + [False] * 2]
-    assert batch.targets[1, 3:].tolist() == [IGNORE, IGNORE]
-    assert torch.equal(batch.inputs[0], torch.from_numpy(examples[1].inputs))
-    assert batch.positions == 8
-    assert batch.tokens == sum(int((examples[i].targets != IGNORE).sum()) for i in (0, 1))
-    assert collate(examples, [1, 3], 11).key_mask is None
-
-
-@pytest.mark.parametrize(
-    ("inputs", "targets"), [([0, 11], [0, 0]), ([-1, 0], [0, 0]), ([0, 0], [0, 11]), ([0, 0], [0, -1])]
-)
-def test_a_token_outside_the_vocabulary_is_named(inputs, targets):
-    sound = Example(np.array([0, 10]), np.array([10, IGNORE]), 0, 0)
-    wrong = Example(np.array(inputs), np.array(targets), 0, 0)
-    with pytest.raises(InputError, match=r"example 1, position [01].*from 0 to 10"):
-        collate(Given([sound, wrong]), [0, 1], 11)
 
 
 class Given(list):

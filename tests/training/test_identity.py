@@ -8,14 +8,14 @@ import pytest
 
 from regard.cli.main import main
 from regard.core.errors import CheckpointError
-from regard_lab.training import begun, checkpoint, load, resume, train
+from regard_lab.training import begun, checkpoint, load, resume
 
 
 @pytest.fixture
-def two(small, tmp_path):
+def two(small, tmp_path, finished):
     """Two runs of the same shape and data, one with another learning rate."""
-    first = train(small, tmp_path / "first").path
-    other = train(replace(small, training=replace(small.training, learning_rate=0.5)), tmp_path / "other").path
+    first = finished(small, "first")
+    other = finished(replace(small, training=replace(small.training, learning_rate=0.5)), "other")
     return first, other
 
 

@@ -7,16 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from regard.core.errors import CheckpointError, ConfigError, ShapeError
 from regard.models import EncoderDecoder, EncoderDecoderConfig, LanguageModel, ModelConfig
 from regard_lab.tasks import ImagesConfig, SuperResolutionConfig, build_task
 from regard_lab.tasks.pixels import reduced
 from regard_lab.training import Interrupted, RunConfig, TrainingConfig, evaluate, load, train
-from regard_lab.training.checkpoint import newest
 from regard_lab.training.config import Stage
 from regard_lab.training.run import fitted
+from tests.training.conftest import require_equal
 
 TINY = {"dim": 16, "heads": 2, "layers": 1}
 SHORT = TrainingConfig(steps=4, batch_size=4, warmup=1, evaluate_every=2, checkpoint_every=2, threads=1)
@@ -153,10 +152,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(runs: dict[str, RunConfig], tmp_
     with pytest.raises(Interrupted):
         train(runs[name], tmp_path / "run", on_progress=stop)
     run = train(runs[name], tmp_path / "run", resume=True).path
-    ours, theirs = newest(run / "checkpoints")[0], newest(whole / "checkpoints")[0]
-    assert ours is not None
-    assert theirs is not None
-    assert all(torch.equal(ours.model[key], theirs.model[key]) for key in theirs.model)
+    require_equal(run, whole)
 
 
 def test_the_default_models_are_local(runs: dict[str, RunConfig]) -> None:

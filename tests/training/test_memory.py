@@ -16,6 +16,7 @@ from regard.models.generate import generate
 from regard_lab.tasks import CopyConfig, ImagesConfig, TextConfig
 from regard_lab.training import RunConfig, TrainingConfig, evaluate, load, resume, toml, train
 from regard_lab.training.config import Stage
+from tests.training.conftest import require_equal, stop_after
 
 WINDOW, SEGMENT, KEPT = 32, 8, 64
 
@@ -104,17 +105,12 @@ def test_the_run_says_its_segment_and_generates_beyond_it(remembering: RunConfig
 
 
 def test_a_run_with_a_memory_goes_on_bit_for_bit(remembering: RunConfig, tmp_path: Path) -> None:
-    def stop(event: object) -> None:
-        if event["kind"] == "step" and event["step"] == 3:  # type: ignore[index]
-            raise RuntimeError("stopped")
-
     moving = changed(remembering, dropout=0.1)
     whole = train(moving, tmp_path / "whole")
     with pytest.raises(RuntimeError, match="stopped"):
-        train(moving, tmp_path / "run", on_progress=stop)
+        train(moving, tmp_path / "run", on_progress=stop_after(3))
     assert resume(tmp_path / "run").evaluation == whole.evaluation
-    ours, theirs = (load(tmp_path / name).model.state_dict() for name in ("run", "whole"))
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    require_equal(tmp_path / "run", tmp_path / "whole")
     assert train(moving, tmp_path / "run", resume=True).evaluation == whole.evaluation
 
 

@@ -16,6 +16,7 @@ from regard_lab.training import RunConfig, Trainer, TrainingConfig, evaluate, re
 from regard_lab.training.checkpoint import newest
 from regard_lab.training.only import learning
 from regard_lab.training.ranks import Ranks
+from tests.training.conftest import stop_after
 
 SHAPE = {"dim": 16, "heads": 2, "layers": 3, "vocab_size": 20, "max_length": 12, "seed": 3}
 KINDS = {
@@ -96,14 +97,6 @@ def texts(tmp_path) -> RunConfig:
     )  # fmt: skip
 
 
-def stop_after(step: int):
-    def stop(event):
-        if (event["kind"], event["step"]) == ("checkpoint", step):
-            raise RuntimeError("stopped")
-
-    return stop
-
-
 @pytest.mark.parametrize("training", [{}, {"carry": True}, {"accumulation": 2}, {"only": ("blocks.1", "norm")}])
 def test_others_keep_their_bits_and_a_stopped_run_goes_on_to_the_same(texts, tmp_path, training):
     config = replace(texts, training=replace(texts.training, **training))
@@ -119,7 +112,7 @@ def test_others_keep_their_bits_and_a_stopped_run_goes_on_to_the_same(texts, tmp
     for step in (1, 4):
         run = tmp_path / f"after {step}"
         with pytest.raises(RuntimeError, match="stopped"):
-            train(config, run, on_progress=stop_after(step))
+            train(config, run, on_progress=stop_after(step, "checkpoint"))
         assert resume(run).evaluation == whole.evaluation
         again = newest(run / "checkpoints")[0]
         for part in ("model", "optimizer", "rng", "memory"):

@@ -1,6 +1,5 @@
 """A run that was killed gives the same bits as one that was not."""
 
-import random
 import signal
 import threading
 import time
@@ -21,17 +20,17 @@ def require_equal(run: Path, whole: Path) -> None:
     assert equal.runs(run, whole) == []
 
 
-def test_the_comparison_sees_differences(small, tmp_path):
-    train(small, tmp_path / "a")
+def test_the_comparison_sees_differences(small, tmp_path, trained):
+    whole = trained(small).path
     other = replace(small, training=replace(small.training, seed=1))
     train(other, tmp_path / "b")
     with pytest.raises(AssertionError):
-        require_equal(tmp_path / "b", tmp_path / "a")
+        require_equal(tmp_path / "b", whole)
     train(small, tmp_path / "c")
-    require_equal(tmp_path / "c", tmp_path / "a")
+    require_equal(tmp_path / "c", whole)
     (tmp_path / "c" / "metrics.jsonl").write_text((tmp_path / "c" / "metrics.jsonl").read_text() * 2)
     with pytest.raises(AssertionError):
-        require_equal(tmp_path / "c", tmp_path / "a")
+        require_equal(tmp_path / "c", whole)
 
 
 def test_killed_before_every_file_operation(small, tmp_path):
@@ -48,18 +47,7 @@ def test_killed_before_every_file_operation(small, tmp_path):
         require_equal(tmp_path / f"run.{number:.0f}", tmp_path / "run.whole")
 
 
-def test_killed_at_random_moments(small, tmp_path):
-    """Each child goes on from where the last one was killed."""
-    small = replace(small, training=replace(small.training, steps=90, checkpoint_every=7, evaluate_every=14))
-    toml.save(small, tmp_path / "config.toml")
-    chance = random.Random(5)
-    shares = [round(chance.uniform(0.05, 0.25), 3) for _ in range(6)]
-    results = fates(start(tmp_path / "config.toml", tmp_path / "run", "shares", *shares))
-    assert sum(fate == -signal.SIGKILL for _, fate in results) >= 2
-    require_equal(tmp_path / "run", tmp_path / "run.whole")
-
-
-def test_fresh_processes_stopped_by_sigterm_and_sigkill(small, tmp_path):
+def test_fresh_processes_stopped_by_sigterm_and_sigkill(small, tmp_path, trained):
     small = replace(small, training=replace(small.training, steps=150, checkpoint_every=9, evaluate_every=50))
     toml.save(small, tmp_path / "config.toml")
     run = tmp_path / "run"
@@ -80,44 +68,42 @@ def test_fresh_processes_stopped_by_sigterm_and_sigkill(small, tmp_path):
     assert stopped(4, signal.SIGTERM) == 143
     assert stopped(12, signal.SIGKILL) == -signal.SIGKILL
     train(small, run, resume=True)
-    train(small, tmp_path / "whole")
-    require_equal(run, tmp_path / "whole")
+    require_equal(run, trained(small).path)
 
 
 @pytest.mark.parametrize("name", ["translation", "masked", "images"])
-def test_every_kind_of_model_continues_with_the_same_bits(kinds, tmp_path, name):
+def test_every_kind_of_model_continues_with_the_same_bits(kinds, tmp_path, name, trained):
     """Stopped within an epoch and after one; dropout and the noise of masked are those of a run that was not."""
     config, run = kinds[name], tmp_path / "run"
     for step in (3, 5):
         with pytest.raises(Interrupted):
             train(config, run, resume=True, on_progress=_at("step", step, lambda: signal.raise_signal(signal.SIGTERM)))
     train(config, run, resume=True)
-    train(config, tmp_path / "whole")
-    require_equal(run, tmp_path / "whole")
+    require_equal(run, trained(config).path)
 
 
-def test_a_killed_run_on_hidden_tokens(kinds, tmp_path):
-    training = replace(kinds["masked"].training, steps=60, checkpoint_every=9, evaluate_every=30)
-    toml.save(replace(kinds["masked"], training=training), tmp_path / "config.toml")
-    results = fates(start(tmp_path / "config.toml", tmp_path / "run", "shares", 0.2, 0.3))
-    assert sum(fate == -signal.SIGKILL for _, fate in results) >= 1
-    require_equal(tmp_path / "run", tmp_path / "run.whole")
-
-
-def test_masks_of_a_later_epoch_are_others(kinds, tmp_path, monkeypatch):
-    """Otherwise the two tests above would not see masks that start from the first epoch again."""
+def test_masks_of_a_later_epoch_are_others(kinds, tmp_path, monkeypatch, trained):
+    """Otherwise the test above would not see masks that start from the first epoch again."""
     from regard_lab.training.data_order import DataOrder
 
-    train(kinds["masked"], tmp_path / "whole")
     monkeypatch.setattr(DataOrder, "epochs", lambda self, step: [0] * self.batch_size)
     train(kinds["masked"], tmp_path / "run")
     with pytest.raises(AssertionError):
-        require_equal(tmp_path / "run", tmp_path / "whole")
+        require_equal(tmp_path / "run", trained(kinds["masked"]).path)
 
 
-@pytest.mark.parametrize(("received", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
-@pytest.mark.parametrize("moment", [("step", 7), ("step", 12), ("train", 5), ("evaluate", 6), ("checkpoint", 8)])
-def test_a_signal_saves_and_leaves_with_its_code(small, tmp_path, received, code, moment):
+MOMENTS = [("step", 7), ("step", 12), ("train", 5), ("evaluate", 6), ("checkpoint", 8)]
+
+
+@pytest.mark.parametrize(
+    ("received", "code", "moment"),
+    [
+        *((signal.SIGTERM, 143, moment) for moment in MOMENTS),
+        (signal.SIGINT, 130, MOMENTS[0]),
+        (signal.SIGHUP, 129, MOMENTS[4]),
+    ],
+)
+def test_a_signal_saves_and_leaves_with_its_code(small, tmp_path, received, code, moment, trained):
     handler = signal.getsignal(received)
 
     def interrupt() -> None:
@@ -132,11 +118,10 @@ def test_a_signal_saves_and_leaves_with_its_code(small, tmp_path, received, code
     assert found is not None
     assert found.progress.step == caught.value.step == moment[1]
     train(small, tmp_path / "run", resume=True)
-    train(small, tmp_path / "whole")
-    require_equal(tmp_path / "run", tmp_path / "whole")
+    require_equal(tmp_path / "run", trained(small).path)
 
 
-def test_a_signal_during_an_evaluation_does_not_wait_for_its_end(small, tmp_path, monkeypatch):
+def test_a_signal_during_an_evaluation_does_not_wait_for_its_end(small, tmp_path, monkeypatch, trained):
     """The checkpoint is saved before the evaluation, which the resumed run makes up for."""
     import regard_lab.training.trainer as trainer
 
@@ -155,11 +140,10 @@ def test_a_signal_during_an_evaluation_does_not_wait_for_its_end(small, tmp_path
     assert calls == [None]
     monkeypatch.undo()
     train(small, tmp_path / "run", resume=True)
-    train(small, tmp_path / "whole")
-    require_equal(tmp_path / "run", tmp_path / "whole")
+    require_equal(tmp_path / "run", trained(small).path)
 
 
-def test_a_checkpoint_saved_before_its_evaluation_is_saved_again_with_it(small, tmp_path, monkeypatch):
+def test_a_checkpoint_saved_before_its_evaluation_is_saved_again_with_it(small, tmp_path, monkeypatch, trained):
     import regard_lab.training.trainer as trainer
 
     small = replace(small, training=replace(small.training, evaluate_every=4))
@@ -182,8 +166,7 @@ def test_a_checkpoint_saved_before_its_evaluation_is_saved_again_with_it(small, 
     assert second.progress.step == 4
     assert second.progress.score is not None
     train(small, tmp_path / "run", resume=True)
-    train(small, tmp_path / "whole")
-    require_equal(tmp_path / "run", tmp_path / "whole")
+    require_equal(tmp_path / "run", trained(small).path)
 
 
 def test_a_second_signal_acts_at_once(small, tmp_path):
@@ -216,9 +199,8 @@ def test_outside_the_main_thread_signals_are_left_alone():
     assert seen == [handler]
 
 
-def test_continuing_a_finished_run_changes_nothing(small, tmp_path):
-    run = tmp_path / "run"
-    first = train(small, run)
+def test_continuing_a_finished_run_changes_nothing(small, tmp_path, trained, finished):
+    run, first = finished(small), replace(trained(small), path=tmp_path / "run")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert train(small, run, resume=True) == first
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
@@ -234,7 +216,7 @@ def _at(kind: str, step: int, act: Callable[[], None]) -> Callable[[dict[str, ob
     return on_progress
 
 
-def test_the_small_run_uses_its_random_state(small: RunConfig, tmp_path):
+def test_the_small_run_uses_its_random_state(small: RunConfig, tmp_path, trained):
     """Otherwise the tests above would not see a random state that is not restored."""
     from regard_lab.training import random_states
 
@@ -242,9 +224,9 @@ def test_the_small_run_uses_its_random_state(small: RunConfig, tmp_path):
         train(small, tmp_path / "run", on_progress=_at("step", 7, lambda: signal.raise_signal(signal.SIGTERM)))
     found = newest(tmp_path / "run" / "checkpoints")[0]
     assert found is not None
-    train(small, tmp_path / "whole")
+    whole = trained(small).path
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(random_states, "use_rng_states", lambda *states: None)
         train(small, tmp_path / "run", resume=True)
     with pytest.raises(AssertionError):
-        require_equal(tmp_path / "run", tmp_path / "whole")
+        require_equal(tmp_path / "run", whole)

@@ -2,7 +2,6 @@ import errno
 import filecmp
 import json
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,9 +75,8 @@ def test_the_public_names():
     assert regard.evaluate is evaluate
 
 
-def test_nothing_is_overwritten(small, tmp_path):
-    run = tmp_path / "run"
-    train(small, run)
+def test_nothing_is_overwritten(small, tmp_path, finished):
+    run = finished(small)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     with pytest.raises(ConfigError, match=f"{run} already holds a run; choose another name, or .*--resume {run}"):
         train(small, run)
@@ -123,7 +121,7 @@ def test_a_folder_that_cannot_be_written_is_named(small, tmp_path):
         train(small, tmp_path / "file" / "run")
 
 
-def test_a_full_disk_ends_the_run_and_loses_nothing(small, tmp_path, monkeypatch):
+def test_a_full_disk_ends_the_run_and_loses_nothing(small, tmp_path, monkeypatch, trained):
     """The second checkpoint meets a full disk; the first stays, and the run goes on once there is room."""
     fsync = os.fsync
 
@@ -140,16 +138,16 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(small, tmp_path, monkeypatch
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000004"]
     monkeypatch.undo()
     result = resume(tmp_path / "run")
-    whole = train(small, tmp_path / "whole")
+    whole = trained(small)
     assert result.evaluation == whole.evaluation
     for name in ("model.safetensors", "optimizer.safetensors"):
         ours, theirs = (path / "checkpoints" / "step-00000012" / name for path in (result.path, whole.path))
         assert filecmp.cmp(ours, theirs, shallow=False)
 
 
-def test_damaged_checkpoints_are_skipped_reported_and_replaced(small, tmp_path):
-    whole = train(small, tmp_path / "whole")
-    shutil.copytree(tmp_path / "whole", tmp_path / "run")
+def test_damaged_checkpoints_are_skipped_reported_and_replaced(small, tmp_path, trained, finished):
+    whole = trained(small)
+    finished(small)
     newest = tmp_path / "run" / "checkpoints" / "step-00000012"
     (newest / "optimizer.safetensors").write_bytes(b"half")
     assert load(tmp_path / "run").step == 8
@@ -157,7 +155,7 @@ def test_damaged_checkpoints_are_skipped_reported_and_replaced(small, tmp_path):
     assert result.damaged == (newest,)
     assert result.evaluation == whole.evaluation
     assert [path.name for path in checkpoints.paths(newest.parent)] == ["step-00000008", "step-00000012.1"]
-    whole_model = tmp_path / "whole" / "checkpoints" / "step-00000012" / "model.safetensors"
+    whole_model = whole.path / "checkpoints" / "step-00000012" / "model.safetensors"
     assert filecmp.cmp(newest.parent / "step-00000012.1" / "model.safetensors", whole_model, shallow=False)
     for path in checkpoints.paths(newest.parent):
         (path / "manifest.json").write_text("{}")
@@ -180,8 +178,8 @@ def test_the_best_checkpoint_is_kept_and_loaded(small, tmp_path):
     assert evaluate(load(tmp_path / "run", best=True))["nats_per_token"] == pytest.approx(scores[best], rel=1e-6)
 
 
-def test_an_edited_model_does_not_load(small, tmp_path):
-    train(small, tmp_path / "run")
+def test_an_edited_model_does_not_load(small, tmp_path, finished):
+    finished(small)
     config = tmp_path / "run" / "config.toml"
     config.write_text(config.read_text().replace("dim = 16", "dim = 32"))
     for act in (load, resume):
@@ -194,8 +192,8 @@ def test_an_edited_model_does_not_load(small, tmp_path):
             resume(tmp_path / "run")
 
 
-def test_the_way_out_of_an_edit_repeats_that_the_run_is_trusted(small, tmp_path):
-    train(small, tmp_path / "run")
+def test_the_way_out_of_an_edit_repeats_that_the_run_is_trusted(small, tmp_path, finished):
+    finished(small)
     config = tmp_path / "run" / "config.toml"
     config.write_text(config.read_text().replace("steps = 12\n", "steps = 13\n"))
     with pytest.raises(
@@ -206,8 +204,8 @@ def test_the_way_out_of_an_edit_repeats_that_the_run_is_trusted(small, tmp_path)
         resume(tmp_path / "run")
 
 
-def test_an_edited_configuration_is_agreed_to_once(small, tmp_path):
-    train(small, tmp_path / "run")
+def test_an_edited_configuration_is_agreed_to_once(small, tmp_path, finished):
+    finished(small)
     config = tmp_path / "run" / "config.toml"
     config.write_text(config.read_text().replace("steps = 12\n", "steps = 13\n"))
     with pytest.raises(CheckpointError, match=r"--edited .*edited=True.*\n  training.steps: 12 when it began, 13 now$"):
@@ -230,8 +228,8 @@ def test_loading_what_is_no_run(small, tmp_path):
         load(tmp_path)
 
 
-def test_a_task_without_text_does_not_generate(small, tmp_path):
-    train(small, tmp_path / "run")
+def test_a_task_without_text_does_not_generate(small, tmp_path, finished):
+    finished(small)
     loaded = load(tmp_path / "run")
     assert loaded.tokenizer is None
     with pytest.raises(ConfigError, match="recall, which has no text"):
@@ -250,8 +248,8 @@ def test_evaluating_a_model_of_ones_own(small):
         evaluate(model, RecallConfig(vocab_size=64, length=16, num_pairs=2))
 
 
-def test_env_json_says_with_what_and_not_who(small, tmp_path):
-    train(small, tmp_path / "run")
+def test_env_json_says_with_what_and_not_who(small, tmp_path, finished):
+    finished(small)
     path = tmp_path / "run" / "env.json"
     found = json.loads(path.read_text())
     assert found["versions"]["torch"].split("+")[0] in torch.__version__
@@ -270,9 +268,9 @@ def test_env_json_says_with_what_and_not_who(small, tmp_path):
         resume(tmp_path / "run")
 
 
-def test_no_pickle_is_read(small, tmp_path):
+def test_no_pickle_is_read(small, tmp_path, finished):
     """A checkpoint is safetensors and JSON; a pickle under its name does not verify."""
-    train(small, tmp_path / "run")
+    finished(small)
     for path in (tmp_path / "run").rglob("*"):
         assert path.is_dir() or path.suffix in (".safetensors", ".json", ".jsonl", ".toml") or path.name == ".lock"
     for path in checkpoints.paths(tmp_path / "run" / "checkpoints"):

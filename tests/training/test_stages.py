@@ -14,11 +14,11 @@ from regard.text.tokenizer import ByteTokenizer
 from regard_lab.tasks import RecallConfig, TextConfig, build_task
 from regard_lab.tasks.text import TextTask
 from regard_lab.training import RunConfig, TrainingConfig, load, resume, toml, train
-from regard_lab.training.checkpoint import newest
 from regard_lab.training.config import Stage
 from regard_lab.training.schedule import learning_rate
 from regard_lab.training.stages import Stages, model_of, number_at, trained_by
 from regard_lab.training.trainer import Trainer
+from tests.training.conftest import require_equal, stop_after
 
 STAGES = (
     Stage(steps=3, window=1, length=8),
@@ -40,24 +40,9 @@ def staged(tmp_path: Path) -> RunConfig:
     )
 
 
-class Stopped(Exception):
-    pass
-
-
 def lines(run: Path) -> list[dict[str, object]]:
     text = (run / "metrics.jsonl").read_text()
     return [{k: v for k, v in json.loads(line).items() if k not in ("timing", "sha256")} for line in text.splitlines()]
-
-
-def require_equal(run: Path, other: Path) -> None:
-    ours, theirs = newest(run / "checkpoints")[0], newest(other / "checkpoints")[0]
-    assert ours is not None
-    assert theirs is not None
-    assert ours.progress.step == theirs.progress.step
-    for part in ("model", "optimizer", "rng"):
-        own, wanted = getattr(ours, part), getattr(theirs, part)
-        assert own.keys() == wanted.keys()
-        assert all(torch.equal(own[name], wanted[name]) for name in wanted), part
 
 
 def test_the_stage_of_a_step_and_of_what_was_trained() -> None:
@@ -136,12 +121,8 @@ def test_stages_that_change_nothing_are_one_training(staged: RunConfig, tmp_path
 def test_a_run_stopped_after_any_step_goes_on_bit_for_bit(staged: RunConfig, tmp_path: Path, last: int) -> None:
     whole = train(staged, tmp_path / "whole").path
 
-    def stop(event: object) -> None:
-        if event["kind"] == "step" and event["step"] == last:  # type: ignore[index]
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        train(staged, tmp_path / "run", on_progress=stop)
+    with pytest.raises(RuntimeError, match="stopped"):
+        train(staged, tmp_path / "run", on_progress=stop_after(last))
     run = resume(tmp_path / "run").path if last > 1 else train(staged, tmp_path / "run", resume=True).path
     require_equal(run, whole)
     assert lines(run) == lines(whole)
@@ -151,12 +132,8 @@ def test_a_run_stopped_after_any_step_goes_on_bit_for_bit(staged: RunConfig, tmp
 def test_a_checkpoint_is_loaded_as_the_stage_that_made_it(staged: RunConfig, tmp_path: Path, step: int) -> None:
     settings = replace(staged.training, checkpoint_every=1, keep=9)
 
-    def stop(event: object) -> None:
-        if event["kind"] == "checkpoint" and event["step"] == step:  # type: ignore[index]
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        train(replace(staged, training=settings), tmp_path / "run", on_progress=stop)
+    with pytest.raises(RuntimeError, match="stopped"):
+        train(replace(staged, training=settings), tmp_path / "run", on_progress=stop_after(step, "checkpoint"))
     model = load(tmp_path / "run").model
     assert {m.window for m in model.mechanisms} == {1 if step <= 3 else 3}  # type: ignore[union-attr]
 

@@ -26,8 +26,8 @@ def poems(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["translation", "masked", "images"])
-def test_a_run_is_what_was_asked_for_and_loads(kinds, tmp_path, name):
-    result = train(kinds[name], tmp_path / "run")
+def test_a_run_is_what_was_asked_for_and_loads(kinds, tmp_path, name, trained):
+    result = trained(kinds[name])
     loaded = load(result.path)
     kind = {"translation": EncoderDecoder, "masked": MaskedLanguageModel, "images": Classifier}[name]
     assert type(loaded.model) is kind
@@ -61,14 +61,14 @@ def test_a_model_of_another_kind_is_refused(kinds):
     assert (pictures.cls_token, pictures.position) == (True, "learned")
 
 
-def test_training_on_another_task_in_the_same_place_is_refused(kinds, tmp_path):
-    train(kinds["masked"], tmp_path / "run")
+def test_training_on_another_task_in_the_same_place_is_refused(kinds, tmp_path, finished):
+    finished(kinds["masked"])
     with pytest.raises(ConfigError, match=r"task.name: 'masked' there, 'translation' asked for"):
         train(kinds["translation"], tmp_path / "run", resume=True)
 
 
-def test_translate(kinds, tmp_path):
-    loaded = load(train(kinds["translation"], tmp_path / "run").path)
+def test_translate(kinds, tmp_path, trained):
+    loaded = load(trained(kinds["translation"]).path)
     sentences = ["number 7", "number 123456", "x"]
     found = loaded.translate(sentences, batch_size=2)
     assert [loaded.translate([sentence])[0] for sentence in sentences] == found
@@ -104,8 +104,8 @@ def test_numbers_that_were_held_out_are_spelled_out_exactly(tmp_path):
     assert load(run).translate(["907"]) == ["nueve cero siete"]
 
 
-def test_fill(kinds, tmp_path):
-    loaded = load(train(kinds["masked"], tmp_path / "run").path)
+def test_fill(kinds, tmp_path, trained):
+    loaded = load(trained(kinds["masked"]).path)
     tokens = torch.tensor([[*b"12 i", 256, *b" x"]])
     logits = loaded.model(tokens).logits[0, 4].clone()
     logits[[0, 256]] = -math.inf
@@ -118,9 +118,9 @@ def test_fill(kinds, tmp_path):
         loaded.fill("[MASK]" + "x" * 16)
 
 
-def test_the_likeliest_mask_is_filled_first(kinds, tmp_path, monkeypatch):
+def test_the_likeliest_mask_is_filled_first(kinds, tmp_path, monkeypatch, trained):
     """A model that is sure of the last mask, and then says that whatever follows a `b` is preceded by an `a`."""
-    loaded = load(train(kinds["masked"], tmp_path / "run").path)
+    loaded = load(trained(kinds["masked"]).path)
 
     class Sure(MaskedLanguageModel):
         def forward(self, tokens, *, key_mask=None):
@@ -194,13 +194,13 @@ def test_a_task_with_other_classes_is_refused(poems):
         evaluate(poems, task)
 
 
-def test_metrics_stand_beside_baselines(kinds, tmp_path, poems):
-    rows = evaluate(train(kinds["translation"], tmp_path / "t").path, beams=1)["metrics"]
+def test_metrics_stand_beside_baselines(kinds, tmp_path, poems, trained):
+    rows = evaluate(trained(kinds["translation"]).path, beams=1)["metrics"]
     assert list(rows) == ["model", "the source as it is", "most frequent translation", "most frequent words"]
     assert all(set(row) == {"chrf", "bleu"} for row in rows.values())
     rows = evaluate(poems, limit=30)["metrics"]
     assert list(rows) == ["model", "always 水调歌头", "words without their order"]  # longer poems, more examples
-    run = train(kinds["masked"], tmp_path / "m").path
+    run = trained(kinds["masked"]).path
     report = evaluate(run, limit=5)
     assert report["metrics"]["model"] == {"accuracy": report["accuracy"], "nats": report["nats_per_token"]}
     with pytest.raises(ConfigError, match="evaluated without beam search"):
@@ -208,10 +208,10 @@ def test_metrics_stand_beside_baselines(kinds, tmp_path, poems):
 
 
 @pytest.mark.parametrize(("name", "package"), [("translation", "sacrebleu"), ("images", "scikit-learn")])
-def test_a_metric_without_its_library_says_what_to_install(kinds, tmp_path, monkeypatch, name, package):
+def test_a_metric_without_its_library_says_what_to_install(kinds, tmp_path, monkeypatch, name, package, trained):
     import sys
 
-    run = train(kinds[name], tmp_path / "run").path
+    run = trained(kinds[name]).path
     monkeypatch.setitem(sys.modules, {"scikit-learn": "sklearn.metrics"}.get(package, package), None)
     with pytest.raises(UnsupportedError, match=rf"needs the {package} package: pip install 'regard\[metrics\]'"):
         evaluate(run)

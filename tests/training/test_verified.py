@@ -13,7 +13,7 @@ import torch
 from regard.core.errors import CheckpointError, ConfigError, ResourceError, UnsafeFileError
 from regard.files import folders as files
 from regard.models import LanguageModel, ModelConfig
-from regard_lab.training import checkpoint, load, metrics, random_states, resume, train
+from regard_lab.training import checkpoint, load, metrics, random_states, resume
 from regard_lab.training.checkpoint import Progress
 from regard_lab.training.optimizer import adamw, set_rate
 
@@ -154,9 +154,9 @@ def test_a_score_that_was_damaged_is_not_the_best(tmp_path):
 BELIEVED = ("config.toml", "manifest.json", "labels.json", "metrics.jsonl")
 
 
-def test_no_flipped_bit_of_a_run_is_believed(kinds, tmp_path):
+def test_no_flipped_bit_of_a_run_is_believed(kinds, tmp_path, finished):
     """Of what it began with and what it measured; its checkpoints have manifests of their own."""
-    run = train(kinds["images"], tmp_path / "run").path
+    run = finished(kinds["images"])
 
     def believed():
         loaded = load(run)
@@ -178,8 +178,8 @@ def test_no_flipped_bit_of_a_run_is_believed(kinds, tmp_path):
     assert believed() == wanted
 
 
-def test_a_damaged_line_is_seen_before_anything_is_trained(small, tmp_path):
-    run = train(small, tmp_path / "run").path
+def test_a_damaged_line_is_seen_before_anything_is_trained(small, tmp_path, finished):
+    run = finished(small)
     path = run / "metrics.jsonl"
     path.write_text(path.read_text().replace('"loss": ', '"loss": 1', 1))
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
@@ -241,9 +241,9 @@ def test_a_link_in_place_of_a_checkpoint_is_damaged(tmp_path):
             choose(tmp_path)
 
 
-def test_a_checkpoint_beyond_the_steps_removes_nothing(small, tmp_path):
+def test_a_checkpoint_beyond_the_steps_removes_nothing(small, tmp_path, finished):
     """Even one that was never evaluated, which would be at the end of a training."""
-    run = train(small, tmp_path / "run").path
+    run = finished(small)
     finished = run / "checkpoints/step-00000012"
     beyond = files.load_folder(finished)
     progress = json.loads(beyond["progress.json"])
@@ -254,9 +254,9 @@ def test_a_checkpoint_beyond_the_steps_removes_nothing(small, tmp_path):
     assert sorted((run / "checkpoints").iterdir()) == before
 
 
-def test_a_run_beyond_its_steps_ends_at_once(small, tmp_path):
-    run = tmp_path / "run"
-    weights = train(small, run).path / "checkpoints/step-00000012/model.safetensors"
+def test_a_run_beyond_its_steps_ends_at_once(small, tmp_path, finished):
+    run = finished(small)
+    weights = run / "checkpoints/step-00000012/model.safetensors"
     before = weights.read_bytes()
     config = run / "config.toml"
     config.write_text(config.read_text().replace("steps = 12\n", "steps = 5\n"))
