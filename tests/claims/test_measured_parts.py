@@ -9,6 +9,7 @@ import torch
 from evidence import claims
 from evidence.claims import attention_rank_by_layer, memory_by_fine_tuning
 from evidence.claims._remembering import bits
+from evidence.claims._sequences import MarkovText
 from evidence.claims.knn_lm_gain import half
 from regard_lab.retrieval import Neighbours
 from regard_lab.retrieval.evaluation import Looked
@@ -28,17 +29,17 @@ def test_spectra_are_those_of_the_softmax_of_every_layer(monkeypatch):
 
 def test_bits_of_symbols_are_those_that_have_a_whole_context():
     """A model that knows the symbol behind each, and is the surer the later it is."""
-    claim, given = claims.build("hybrid_language_model", tiny=True, settings={"order": 3}), []
-    symbols = torch.randint(claim.symbols, (3, 9), generator=torch.Generator().manual_seed(0))
+    text, given = MarkovText(3, 4, draw=torch.Generator().manual_seed(1)), []
+    symbols = torch.randint(text.symbols, (3, 9), generator=torch.Generator().manual_seed(0))
 
     def known(tokens):
         given.append(tokens)
         sure = torch.arange(1, tokens.shape[1] + 1, dtype=torch.float64)[None, :, None]
-        return SimpleNamespace(logits=sure * torch.nn.functional.one_hot(symbols[:, 1:], claim.symbols))
+        return SimpleNamespace(logits=sure * torch.nn.functional.one_hot(symbols[:, 1:], text.symbols))
 
-    nats = claim.nats(known, symbols)
+    nats = text.lost(known, symbols)
     assert [tokens.tolist() for tokens in given] == [symbols[:, :-1].tolist()]
-    wanted = [math.log(math.exp(at) + claim.symbols - 1) - at for at in range(claim.order, 9)]
+    wanted = [math.log(math.exp(at) + text.symbols - 1) - at for at in range(text.order, 9)]
     assert nats.tolist() == [pytest.approx(wanted, rel=1e-5)] * 3
 
 
