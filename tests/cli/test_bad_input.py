@@ -244,14 +244,15 @@ def test_bytes_of_a_checkpoint_are_those_of_what_it_names(regard, run):
     assert regard("checkpoint", "list", run).out != shown
 
 
-def test_a_full_disk_while_a_run_is_set_up(regard, tmp_path, tiny, text, monkeypatch):
+def test_a_full_disk_while_a_run_is_set_up(regard, tmp_path, tiny, text, trained, monkeypatch):
+    """Its token files are there, from `trained`."""
     from pathlib import Path
 
     def refuse(path, *arguments, **named):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     monkeypatch.setattr(Path, "write_text", refuse)
-    answer = regard("train", *tiny, "--task.corpus", text, "--task.cache", text.parent / "cache", "--out", "run")
+    answer = regard("train", *tiny, "--task.corpus", text, "--task.cache", trained.parent / "cache", "--out", "run")
     assert (answer.code, answer.out) == (6, "")
     assert "cannot write run: No space left on device" in answer.err
     assert list(tmp_path.iterdir()) == []
