@@ -70,24 +70,6 @@ REMEDIES = (
         (("information_loss", "middle pairs: 256 - 16 random features"),),
     ),
     Row(
-        "L1 of the output",
-        "makes attention sparse, and retrieval exact",
-        (
-            ("sparsity_regularisers", "output L1, as the article has it: accuracy gained"),
-            ("sparsity_regularisers", "output L1, summed: accuracy gained"),
-        ),
-    ),
-    Row(
-        "L1 of the weights, entropy, Hoyer, L1/2",
-        "(what the article means)",
-        (
-            ("sparsity_regularisers", "L1 of weights before normalising: accuracy gained"),
-            ("sparsity_regularisers", "entropy of rows: accuracy gained"),
-            ("sparsity_regularisers", "Hoyer's measure of rows: accuracy gained"),
-            ("sparsity_regularisers", "L1/2 of rows: accuracy gained"),
-        ),
-    ),
-    Row(
         "hybrid by layer",
         "keeps what softmax retrieves",
         (("hybrid_recall", "linear, then softmax: accuracy - softmax's"),),

@@ -45,11 +45,7 @@ class About:
 
 @dataclass(frozen=True)
 class Control:
-    """A value whose answer is known beforehand. A seed that misses it makes the whole claim inconclusive.
-
-    Where every seed is noisy, `mean` asks the seeds together instead, and more of them then make it easier to reach the
-    answer, as it should be: the largest of several noisy values only grows with their number.
-    """
+    """A value whose answer is known beforehand. A seed that misses it makes the whole claim inconclusive."""
 
     value: str
     """its name in `Observation.values`"""
@@ -60,8 +56,6 @@ class Control:
     """how far from `expected` it may be; from theory or from the size of the sample, never from what came out"""
     small: bool = True
     """whether the small form has to reach it too, whose trainings are too short for some"""
-    mean: bool = False
-    """whether the 95 % interval of the mean over seeds has to lie within the tolerance, and not each seed"""
 
 
 @dataclass(frozen=True)

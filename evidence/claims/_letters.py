@@ -1,6 +1,5 @@
-"""Small language models of the letters of the bundled addresses, and the table that one sees who sees one letter."""
+"""Small language models of the letters of the bundled addresses."""
 
-import math
 import re
 from functools import cache
 from typing import Any
@@ -11,8 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from evidence.claims._training import own_losses, trained
-from regard.core.attention import generator
-from regard.models import LanguageModel, ModelConfig
+from regard.models import LanguageModel
 from regard_lab.tasks.base import Split
 from regard_lab.tasks.config import TextConfig, TranslationConfig
 from regard_lab.tasks.corpus import open_corpus
@@ -20,26 +18,6 @@ from regard_lab.tasks.translation import TranslationTask
 
 LETTERS = 27
 """a to z, and one for whatever is between words: the alphabet of text8"""
-
-
-def learned(
-    config: ModelConfig, new: Tensor, *, steps: int, batch: int, learning_rate: float
-) -> tuple[float, list[float]]:
-    """Bits per letter on new text of a model trained on the other addresses, and on the way.
-
-    Args:
-        config: the model, with LETTERS tokens; its seed draws the samples too.
-        new: as `samples` gives them; those of the training are as long.
-        steps, batch, learning_rate: of the training.
-    """
-    model, draw = LanguageModel(config), generator(config.seed, "train")
-
-    def loss() -> Tensor:
-        return nats(model, samples("train", batch, new.shape[1] - 1, draw))
-
-    means = trained(model, loss, steps=steps, learning_rate=learning_rate)
-    with torch.no_grad():
-        return float(nats(model, new)) / math.log(2), [value / math.log(2) for value in means]
 
 
 def with_exits(model: LanguageModel, draw: torch.Generator, *, batch: int, length: int, **training: Any) -> list[float]:
@@ -51,11 +29,6 @@ def with_exits(model: LanguageModel, draw: torch.Generator, *, batch: int, lengt
         return cross_entropy(got.logits.mT, text[:, 1:]), own_losses(model, got.losses)
 
     return trained(model, loss, **training)
-
-
-def nats(model: LanguageModel, tokens: Tensor) -> Tensor:
-    """The mean loss of every letter but the first."""
-    return cross_entropy(model(tokens[:, :-1]).logits.mT, tokens[:, 1:])
 
 
 @cache
@@ -84,13 +57,3 @@ def samples(split: str, count: int, length: int, draw: torch.Generator) -> Tenso
     letters = text(split)
     begin = torch.randint(0, len(letters) - length, (count, 1), generator=draw)
     return letters[begin + torch.arange(length + 1)]
-
-
-@cache
-def pair_bits() -> Tensor:
-    """-log2 p(second | first), counted over the training text; a pair that never came counts as half of one."""
-    letters = text("train")
-    counts = (
-        torch.bincount(letters[:-1] * LETTERS + letters[1:], minlength=LETTERS**2).view(LETTERS, LETTERS).double() + 0.5
-    )
-    return -(counts / counts.sum(1, keepdim=True)).log2()

@@ -1,10 +1,10 @@
 """Whether a training was over when it ended: what is not says nothing about who would have won.
 
 That a loss stands still at its end says something only while the learning rate is still large: towards a rate of 0
-every loss stands still, however little was learned. What a longer training would change, a longer training tells.
+every loss stands still, however little was learned.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from evidence.claims._base import Control
 
@@ -16,41 +16,6 @@ NATS = 0.05
 FINISHED = Control(
     "unfinished", "trainings: change of the loss over the last tenth, most", 0.0, tolerance=SETTLED, small=False
 )
-
-
-def lasting(effect: float, of: str = "") -> Control:
-    """A control for claims that compare trainings: twice the steps leave their difference where it is.
-
-    It asks the mean over seeds, as findings do: a training anew moves each seed by its noise, and only what moves all
-    of them says that the trainings were too short.
-
-    Args:
-        effect: what the claim is to see, in the units of the difference, such as the distance between a bound and what
-            is expected; the mean of the difference must change by less.
-        of: which difference, where a claim has several; a part of the value's name.
-    """
-    return Control(
-        f"lasting {of}".strip(),
-        f"trainings: change of their difference{of and f' ({of})'} with twice the steps, mean",
-        0.0,
-        tolerance=effect,
-        small=False,
-        mean=True,
-    )
-
-
-def change_with_steps(difference: Callable[[int], float], steps: int) -> float:
-    """d(2 steps) - d(steps), the value of `lasting`.
-
-    Args:
-        difference: of a pair that is trained anew for so many steps, each training with a schedule of its own length.
-        steps: of the trainings that are compared.
-
-    Example:
-        >>> round(change_with_steps(lambda steps: 3.0 + 10 / steps, 100), 9)
-        -0.05
-    """
-    return difference(2 * steps) - difference(steps)
 
 
 def change(losses: Sequence[float], *, least: float = NATS) -> float:

@@ -14,10 +14,10 @@ SIZES = ("dim", "heads", "layers")
 """settings of a claim that are those of its decoders"""
 
 
-def shape(
+def decoder(
     claim: Claim, vocab_size: int, seed: int, *, attention: str | tuple[str, ...] = "softmax", **given: Any
-) -> ModelConfig:
-    """A decoder's configuration: the sizes of a claim that has such settings, unless they are given.
+) -> LanguageModel:
+    """A decoder in training mode, with the sizes of a claim that has such settings, unless they are given.
 
     Args:
         claim: with its settings.
@@ -28,12 +28,7 @@ def shape(
     """
     sizes = {name: getattr(claim, name) for name in SIZES if hasattr(claim, name)}
     layers = (attention,) if isinstance(attention, str) else attention
-    return ModelConfig(vocab_size=vocab_size, seed=seed, attention=layers, **(sizes | given))
-
-
-def decoder(claim: Claim, vocab_size: int, seed: int, **given: Any) -> LanguageModel:
-    """A decoder of that `shape`, in training mode."""
-    return LanguageModel(shape(claim, vocab_size, seed, **given))
+    return LanguageModel(ModelConfig(vocab_size=vocab_size, seed=seed, attention=layers, **(sizes | given)))
 
 
 def trained(

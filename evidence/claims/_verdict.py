@@ -14,18 +14,13 @@ Verdict = Literal["holds", "does not hold", "inconclusive"]
 
 @dataclass(frozen=True)
 class Checked:
-    """A control and what its seeds gave.
-
-    Attributes:
-        interval: the 95 % interval of the mean, where it had to lie within the tolerance; None: each seed had to.
-    """
+    """A control and what its seeds gave."""
 
     title: str
     expected: float
     tolerance: float
     values: tuple[float, ...]
     reached: bool
-    interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,9 +67,8 @@ def conclude(
 
     A finding holds if the whole 95 % interval of its mean lies within the bounds, does not hold if the whole interval
     lies outside, and is inconclusive otherwise. The claim holds if all findings that state it do, and does not hold if
-    one of them does not; other findings decide nothing. A control that any seed misses (one of the mean: whose 95 %
-    interval does not lie within its tolerance), or fewer than `least_seeds` seeds, makes it inconclusive whatever the
-    findings are.
+    one of them does not; other findings decide nothing. A control that any seed misses, or fewer than `least_seeds`
+    seeds, makes it inconclusive whatever the findings are.
 
     Example:
         >>> finding = Finding(value="gain", title="gain", at_least=0.1)
@@ -139,11 +133,5 @@ def judge(finding: Finding, values: Sequence[float]) -> Judged:
 
 
 def _check(control: Control, values: Sequence[float]) -> Checked:
-    facts = (control.title, control.expected, control.tolerance, tuple(values))
-    if not values:
-        return Checked(*facts, reached=False)
-    if not control.mean:
-        return Checked(*facts, reached=all(abs(value - control.expected) <= control.tolerance for value in values))
-    low, high = control.expected - control.tolerance, control.expected + control.tolerance
-    within = judge(Finding(control.value, control.title, at_least=low, at_most=high), values)
-    return Checked(*facts, reached=within.verdict == "holds", interval=(within.low, within.high))
+    reached = bool(values) and all(abs(value - control.expected) <= control.tolerance for value in values)
+    return Checked(control.title, control.expected, control.tolerance, tuple(values), reached)

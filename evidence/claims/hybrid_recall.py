@@ -15,16 +15,16 @@ from dataclasses import replace
 
 import torch
 
-from evidence.claims._base import Control, Curve, Finding, Observation, Plot, Revision, setting
+from evidence.claims._base import Claim, Control, Curve, Finding, Observation, Plot, Revision, setting
 from evidence.claims._plateau import FINISHED, change
-from evidence.claims._recall import RecallClaim
 from regard.models import LanguageModel
-from regard_lab.benchmark.retrieval import sequences
+from regard_lab.benchmark.retrieval import RetrievalConfig, Trained, sequences, train_recall
+from regard_lab.tasks import RecallConfig
 from regard_lab.tasks.base import IGNORE
 from regard_lab.tasks.recall import RecallTask
 
 
-class HybridRecall(RecallClaim):
+class HybridRecall(Claim):
     controls = (
         Control("softmax", "softmax: accuracy", 1.0, tolerance=0.05),
         Control("blind", "window alone, beyond its reach: accuracy", 0.25, tolerance=0.25),
@@ -51,8 +51,12 @@ class HybridRecall(RecallClaim):
     by_distance: str = "local_linear(window={window})"
     alone: str = "local(window={window})"
     window: int = setting(4, tiny=2)
+    vocab_size: int = setting(64, tiny=8)
+    length: int = setting(32, tiny=16)
+    pairs: int = setting(4, tiny=1)
     dim: int = setting(32, tiny=24)
     steps: int = setting(2000, tiny=25)
+    sequences: int = setting(250, tiny=50)
 
     def observe(self, seed: int) -> Observation:
         specs = {
@@ -83,6 +87,27 @@ class HybridRecall(RecallClaim):
         }
         curves: dict[str, Curve] = {name: (list(shares), list(shares.values())) for name, shares in accuracies.items()}
         return Observation(values, {"accuracy": curves})
+
+    @property
+    def config(self) -> RetrievalConfig:
+        """The shape of every model, and the task."""
+        return RetrievalConfig(
+            vocab_size=self.vocab_size,
+            length=self.length,
+            pairs=(self.pairs,),
+            dim=self.dim,
+            steps=self.steps,
+            sequences=self.sequences,
+        )
+
+    @property
+    def task(self) -> RecallConfig:
+        """MQAR with so many pairs."""
+        return self.config.task(self.pairs)
+
+    def trained(self, spec: str, seed: int) -> Trained:
+        """The model of a specification: the weights and the sequences that it shares with others come from the seed."""
+        return train_recall(self.config.model(spec, seed), self.task, seed=seed, steps=self.steps)
 
     @torch.no_grad()
     def counted(self, model: LanguageModel, task: RecallTask) -> dict[str, float]:

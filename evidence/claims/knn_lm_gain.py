@@ -26,9 +26,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from evidence.claims._base import Claim, Control, Finding, Observation, Plot, setting
-from evidence.claims._letters import LETTERS, text, verses
+from evidence.claims._letters import LETTERS, text, verses, with_exits
 from evidence.claims._plateau import FINISHED, change
-from evidence.claims._remembering import on_letters
 from evidence.claims._training import decoder
 from regard.core.attention import generator
 from regard.models import LanguageModel
@@ -126,8 +125,8 @@ class KnnLmGain(Claim):
 
     def trained(self, seed: int) -> tuple[LanguageModel, list[float]]:
         model = decoder(self, LETTERS, seed, max_length=self.length, short_convolution=3)
-        nats = on_letters(model, self.length, steps=self.steps, batch=self.batch, learning_rate=self.learning_rate)
-        return model, nats
+        training = {"steps": self.steps, "learning_rate": self.learning_rate}
+        return model, with_exits(model, generator(seed, "train"), batch=self.batch, length=self.length, **training)
 
     def windows(self, domain: Domain, split: Split, seed: int) -> Windows:
         """Windows from anywhere in a split: as many as the datastore has, or as are asked for."""

@@ -13,12 +13,12 @@ Mean steps of new queries by h. Positions are not told, nor is the number of the
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from evidence.claims._base import Claim, Control, Finding, Observation, Plot, Revision, setting
 from evidence.claims._plateau import FINISHED, change
-from evidence.claims._pointer import chased, vocabulary
 from evidence.claims._training import decoder, own_losses, trained
 from regard.core.attention import generator
 from regard_lab.benchmark.fitting import averages
@@ -26,6 +26,10 @@ from regard_lab.tasks.base import IGNORE
 
 RIGHT = 0.9
 """share of right answers of a model that has learned"""
+
+
+Chased = tuple[Int[Tensor, "batch length"], Int[Tensor, "batch length"], Int[Tensor, "batch queries"]]
+"""tokens, what each should predict, IGNORE where nothing counts, and the hops of each query"""
 
 
 class Answered(NamedTuple):
@@ -131,3 +135,29 @@ class PonderDifficulty(Claim):
         steps = torch.ones_like(right) if got.steps is None else got.steps[:, self.symbols :].double()
         by_hops = [far == hops for hops in range(self.hops + 1)]
         return Answered([float(steps[at].mean()) for at in by_hops], [float(right[at].mean()) for at in by_hops], nats)
+
+
+def vocabulary(symbols: int, hops: int) -> int:
+    """Tokens: an entry (s, f(s)) of the table each, and a query (s, hops) each."""
+    return symbols * symbols + (hops + 1) * symbols
+
+
+def chased(count: int, *, symbols: int, hops: int, queries: int, draw: torch.Generator, matter: bool = True) -> Chased:
+    """Rows of a table of a random f over the symbols, and then queries (s, h) whose answer is f applied h times to s.
+
+    Args:
+        count: rows.
+        symbols: s is one of 0, 1, ...
+        hops: h is equally likely 0, 1, ... up to this.
+        queries: of a row.
+        draw: of everything.
+        matter: False: the answer is s whatever h is, so that h is a label without a meaning.
+    """
+    f = torch.randint(symbols, (count, symbols), generator=draw)
+    start = torch.randint(symbols, (count, queries), generator=draw)
+    far = torch.randint(hops + 1, (count, queries), generator=draw)
+    answer = start
+    for hop in range(hops if matter else 0):
+        answer = torch.where(far > hop, f.gather(1, answer), answer)
+    tokens = torch.cat([torch.arange(symbols) * symbols + f, symbols * symbols + far * symbols + start], 1)
+    return tokens, torch.cat([torch.full_like(f, IGNORE), answer], 1), far

@@ -1,14 +1,10 @@
 """Findings of small forms that a test must not take for caught."""
 
 SILENT: dict[str, set[str]] = {
-    "attention_against_convolution": {"most examples: convolution - attention"},
-    "blockwise_memory": {"ours: peak at twice the length / once"},
     "distance_aware": {"exact: distance-aware - the better other"},
     "eight_bits": {"3 bits: bits per byte lost", "3 bits: recall lost"},
     "entropy_over_length": {"growth / softmax's growth, sd 2: about constant"},
-    "etc_lookup": {"accuracy, hard mask - labels", "accuracy, hard mask - no structure"},
     "hybrid_recall": {"window and far field, far: accuracy - linear's"},
-    "linear_attention_forms": {"time, recurrent / cumsum", "time, quadratic / cumsum", "time, chunked / cumsum"},
     "normalisation_and_recall": {"recall, with - without the denominator"},
     "post_softmax": {"random values: recall, with - without", "squared error, with / without"},
     "randomized_attention_bias": {"rfa: largest |z|"},
@@ -22,8 +18,5 @@ SILENT: dict[str, set[str]] = {
         "linear: crossing of forward + backward / dim",
         "linear, causal: crossing of forward + backward / dim",
     },
-    "spans_by_layer": {"letters: (top - bottom) / (top + bottom) span"},
-    "sparse_transformer_patterns": {"edges, strided / fixed"},
-    "sparsity_regularisers": {"entropy of rows: accuracy gained"},
 }
 """Findings that do not hold in the small form of the right thing either: that they do not hold says nothing"""

@@ -1,27 +1,27 @@
 """What stands in a claim's tests in the place of mechanisms, clocks and long trainings."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from evidence.claims._growth import operations
-from evidence.claims._letters import pair_bits
-from evidence.claims._needle import Found
-from evidence.claims.blockwise_memory import blockwise
-from evidence.claims.extrapolation import Score
-from evidence.claims.random_feature_variance import ALLOWED_ERROR
-from evidence.claims.randomized_attention_bias import Moments
-from evidence.claims.synthesizer_tasks import Copies
+from evidence.claims._letters import LETTERS
+from evidence.claims._training import decoder
+from evidence.claims.exit_guarantee import ExitGuarantee, naive
+from evidence.claims.ponder_difficulty import Answered
+from evidence.claims.routing_needle import Found
 from regard import Info, Supports, catalog
 from regard.attention.dense.softmax import Softmax
 from regard.core.attention import Attended, Attention
-from regard.integrations.convolution import ConvolutionAttention
-from regard_lab.benchmark.baselines import SequenceClassifier
+from regard.models import LanguageModel
 from regard_lab.benchmark.cost import counted
+from regard_lab.benchmark.exits import Measured
 from regard_lab.benchmark.retrieval import Trained
 
 EVERYTHING = Supports(bidirectional=True, causal=True, cross=True, key_mask=True)
@@ -41,19 +41,6 @@ class StandIn(Attention):
 
 
 @final
-class Blended(StandIn):
-    """Sharp rows, a tenth of whose weight is the same for all keys."""
-
-    default_info = StandIn.default_info
-
-    def setup(self) -> None:
-        self.inner = catalog.build("softmax(scale=1.5)", self.heads)
-
-    def attend(self, q, k, v, call):
-        return Attended(0.9 * self.inner(q, k, v, key_mask=call.key_mask).values + 0.1 * v.mean(2, keepdim=True))
-
-
-@final
 class Harsh(StandIn):
     """Rounds finely with many bits, and loses everything with 3."""
 
@@ -70,22 +57,6 @@ class Harsh(StandIn):
     def attend(self, q, k, v, call):
         values = self.inner(q, k, v, key_mask=call.key_mask).values
         return Attended(-100 * values if self.bits == 3 else values)
-
-
-@final
-class Kinds(StandIn):
-    """Recalls with some regularisers, and says next to nothing with others; least with entropy."""
-
-    default_info = StandIn.default_info
-
-    kind: str = "none"
-    """of regulariser"""
-    good: str = "output_l1_sum_score_l1"
-    """with which it recalls"""
-
-    def attend(self, q, k, v, call):
-        loud = 1e-9 if self.kind == "entropy" else 1.0 if self.kind in self.good else 1e-6
-        return Attended(loud * self.inner(q, k, v, key_mask=call.key_mask).values)
 
 
 @final
@@ -114,16 +85,6 @@ class Discerning(StandIn):
 
 
 @final
-class Together(StandIn):
-    """All heads look where the first one looks."""
-
-    default_info = StandIn.default_info
-
-    def attend(self, q, k, v, call):
-        return Attended(self.inner(q[:, :1].expand_as(q), k[:, :1].expand_as(k), v, key_mask=call.key_mask).values)
-
-
-@final
 class Known(StandIn):
     """Off by little with the balance heuristic and by less with full weights, at next to no cost."""
 
@@ -143,7 +104,7 @@ class Known(StandIn):
         return Attended(exact + error * exact.abs().mean() * noise + cost.sum(-1, keepdim=True))
 
 
-MECHANISMS = (Blended, Harsh, Kinds, Second, Discerning, Together, Known)
+MECHANISMS = (Harsh, Second, Discerning, Known)
 
 
 @dataclass(frozen=True)
@@ -164,36 +125,9 @@ def clock(softmax: float = 1.0) -> Callable[..., dict[str, float]]:
     return seconds
 
 
-def fastest(name: str) -> Callable[..., dict[str, float]]:
-    """One takes half of the time of the others."""
-    return lambda calls, **_: {one: 0.5 if one == name else 1.0 for one in calls}
-
-
 def writing(calls: Mapping[str, Callable[[], object]], **_: object) -> dict[str, float]:
     """Numbers written for seconds."""
     return {name: counted(call).elements for name, call in calls.items()}
-
-
-def right(**shares: float) -> Callable[..., Any]:
-    """Accuracies of sparse patterns, by task and kind."""
-
-    def accuracy(self: Any, spec: str, task: str, seed: int) -> tuple[float, Any]:
-        kind = "strided" if "strided" in spec else "fixed" if "summary" in spec else "full"
-        return shares.get(f"{kind}_{task}", 1.0) + seed / 1e4, ([1], [0.0])
-
-    return accuracy
-
-
-def bits(**schedules: float) -> Callable[..., Any]:
-    """Losses of window schedules, by their order; the control's are those of the table."""
-
-    def measured(self: Any, windows: Sequence[int], new: Tensor, seed: int) -> tuple[float, Any]:
-        if not any(windows):
-            return float(pair_bits()[new[:, :-1], new[:, 1:]].mean()), ([1], [0.0])
-        orders = {self.windows: "growing", self.windows[::-1]: "reverse", self.equal: "equal"}
-        return schedules[orders[tuple(windows)]] + seed / 1e4, ([1], [0.0])
-
-    return measured
 
 
 def recalls(shares: Mapping[str, float], loss: Sequence[float] = (0.0,) * 20) -> Mapping[str, Callable[..., Any]]:
@@ -208,11 +142,6 @@ def recalls(shares: Mapping[str, float], loss: Sequence[float] = (0.0,) * 20) ->
     return {"trained": trained, "counted": lambda self, share, task: dict.fromkeys(kinds, share)}
 
 
-def masked(self: Any, spec: str, seed: int, *, told: bool = True) -> tuple[float, Any]:
-    """Accuracies of lookups: full attention and hard masks answer all, a window guesses, others answer half."""
-    return {self.full: 1.0, self.hard: 1.0, self.window: 1 / self.values}.get(spec, 0.5), ([1], [0.0] * 20)
-
-
 def distances(aware: float) -> Callable[..., float]:
     """Accuracies of schemes of distance; relative labels find an exact distance."""
 
@@ -222,33 +151,6 @@ def distances(aware: float) -> Callable[..., float]:
         return 1.0 if task == "single" else 0.96 if task == "exact" and "shaw" in mechanism else 0.5
 
     return accuracy
-
-
-def learned(few: float, many: float, change: float = 0.0) -> Callable[..., Any]:
-    """Accuracies of attention on few and on many examples; convolution has 1."""
-
-    def accuracy(self: Any, model: Any, batch: Callable[[], Any], new: Any) -> tuple[float, float]:
-        if isinstance(model, SequenceClassifier):
-            return 1.0, change
-        seen = {tuple(one) for _ in range(4) for one in batch()[0].tolist()}
-        return (few if len(seen) <= self.examples[0] else many) - len(seen) / 1e6, change
-
-    return accuracy
-
-
-def longer(**lost: float) -> Mapping[str, Callable[..., Any]]:
-    """Bits that each scheme loses beyond the training; what is far is forgotten by some."""
-
-    def score(self: Any, model: str, text: Any, new: Any) -> Score:
-        name = model.partition("(")[0]
-        long = new.tokens.shape[1] > self.lengths[0]
-        far = (new.distance > new.tokens.shape[1] // 2) & long & (lost.get(f"far_{name}", 0) > 0)
-        return Score(text.nats(new.symbols) + long * lost.get(name, 0.0), 1 - far.double())
-
-    def trained(self: Any, text: Any, position: str, seed: int, attention: str) -> str:
-        return position if attention == "softmax" else attention
-
-    return {"score": score, "trained": trained}
 
 
 def estimates(biased: Sequence[str]) -> Callable[..., Iterator[Tensor]]:
@@ -275,57 +177,15 @@ def lookup(self: Any, spec: str, lengths: Sequence[int], seed: int) -> list[floa
     return [1 - seed / 1e4 - 0.001 * length * (spec == self.plain) / lengths[-1] for length in lengths]
 
 
-def needed(self: Any, norm: float, draw: torch.Generator) -> tuple[list[int], list[float]]:
-    """Errors by the formula: 256 features at norm 1, e^(4 norm^2) as many elsewhere."""
-    counts = [2**power for power in range(4, 48)]
-    return counts, [ALLOWED_ERROR * (256 * math.exp(4 * norm**2 - 4) / count) ** 0.5 for count in counts]
-
-
-def falling(self: Any, count: int, q: Tensor, k: Tensor, v: Tensor, exact: Tensor, seed: int) -> Moments:
-    """A bias of 1 / S, seen beyond doubt."""
-    return Moments(torch.full_like(exact, 1 / count), torch.full_like(exact, 1e-4))
-
-
-def dense_too(q: Tensor, k: Tensor, v: Tensor, blocks: int) -> Tensor:
-    """The published form of blockwise attention, that holds all weights beside its own."""
-    held = (q @ k.mT).exp()
-    return blockwise(q, k, v, blocks) + 0 * held[..., :1]
-
-
-def lost(whole: float) -> Mapping[str, object]:
-    """Models that need no training, of which those without clipping lose so much beyond it."""
-
-    def nats(text: Any, model: Any, symbols: Tensor) -> Tensor:
-        beyond = symbols.shape[1] > 16 and model.mechanisms[0].max_distance > 8
-        return text.nats(symbols) + whole * beyond
-
-    return {"MarkovText.lost": nats, "trained": lambda *_, **__: []}
-
-
 def quiet(self: Any, spec: str, watched: Any) -> dict[str, float]:
     """Tails that the 1 below the line halves."""
     return dict.fromkeys(("kurtosis", "largest", "stream", "logit"), 1.0 if spec == self.plain else 0.5)
 
 
-def needles(share: Callable[[str, float | None], float], change: float = 0.0) -> Callable[..., Found]:
-    """Accuracies of needles by mechanism and weight of its losses; softmax answers all, weights halve distances.
-
-    Where some are far these are theirs, near ones are all answered, and softmax costs four times as much.
-    """
-
-    def trained(self: Any, spec: str, seed: int, *, weight: float | None = None, far: int | None = None) -> Found:
-        found = 1.0 if spec == SOFT else share(spec, weight) - seed / 1e4
-        near, cost = 1.0 if far else found, 4 if spec == SOFT else 1
-        return Found(near, 0.4 if weight else 1.0, [1.0] * 18 + [1.0 + change] * 2, found, cost)
-
-    return trained
-
-
-def grid(self: Any, convolution: torch.nn.Conv2d, heads: int, seed: int) -> tuple[ConvolutionAttention, Any]:
-    """A layer made from the convolution, where it has the heads for that."""
-    rows, columns = convolution.kernel_size
-    made = ConvolutionAttention(*self.channels, heads=heads, seed=seed)
-    return ConvolutionAttention.from_conv2d(convolution) if heads >= rows * columns else made, ([1], [0.0] * 20)
+def needles(self: Any, spec: str, seed: int) -> Found:
+    """All needles are found, but by the window only near ones; softmax costs four times as much."""
+    far = 0.5 - seed / 1e4 if spec == self.window else 1.0
+    return Found(1.0, [1.0] * 20, far, 4 if spec == SOFT else 1)
 
 
 def above(**lost: float) -> Callable[..., Any]:
@@ -358,26 +218,54 @@ def landmarks(better: bool) -> Callable[..., Any]:
     return lines
 
 
-def synthesized(lookup: float, worth: float, loss: Sequence[float] = (0.0,) * 20) -> Mapping[str, Callable[..., Any]]:
-    """Synthesizers that copy, with shares of lookups and worths of first trainings; softmax does everything at once."""
-
-    def trained(self: Any, spec: str, seed: int) -> Trained:
-        share = {self.softmax: 1.0, self.mixture: 1.0, self.blind: 0.25}.get(spec, lookup) - seed / 1e4
-        return Trained(None, share, share, list(loss))  # pyright: ignore[reportArgumentType]  # nobody asks the model
-
-    def copies(self: Any, spec: str, offsets: tuple[int, int], rate: float, seed: int) -> Copies:
-        share = 1 / self.tokens if spec == self.blind else 1.0
-        again = 0.5 + (spec != self.softmax) * (worth - seed / 1e4)
-        return Copies(share, share, 0.5, again, 0.0, (([1], [0.5]), ([1], [again])))
-
-    return {"trained": trained, "copies": copies}
+OVER = [2.0] * 40
+"""nats of a training that is over"""
+RUNNING = [2.0] * 36 + [1.8] * 4
+"""of one that is not"""
 
 
-def read(lost: float) -> Callable[..., list[float]]:
-    """Bits of models of letters at the steps that are watched; those of one projection lose so many."""
+def gains(*bits: float, nats: list[float] = OVER) -> Mapping[str, Callable[..., Any]]:
+    """Bits that a datastore gains, the next of these at every call; own entries behave as they must."""
+    again = itertools.cycle(bits)
+    own = {"own first": 1.0, "own alone": 0.0, "own found": 0.0, "own wins": 1.0, "shuffled": 0.0}
 
-    def bits(self: Any, spec: str, seed: int) -> list[float]:
-        more = 1.0 if spec == self.blind else lost + seed / 1e4 if spec == self.shared else 0.0
-        return [3.0 - step / 6 + more for step in range(6)]
+    def trained(self: Any, seed: int) -> tuple[LanguageModel, list[float]]:
+        return decoder(self, LETTERS, seed, max_length=self.length), nats
 
-    return bits
+    return {"trained": trained, "gained": lambda *_: next(again), "own": lambda *_: own}
+
+
+RISKS = (0.0, 0.0, 0.01, 0.02, 0.13, 0.16, 0.2, 0.3, 0.5)
+"""by threshold, around the one of 0.1 that is allowed"""
+
+
+def table(self: ExitGuarantee, seed: int) -> Measured:
+    """Losses of passages of which the last ones are easier."""
+    del seed
+    items, blocks = self.pool, np.linspace(self.layers, 1, len(RISKS))
+    losses = (np.arange(items)[:, None] < items * np.array(RISKS)).astype(np.float64)
+    none = np.zeros_like(losses)
+    exits = np.zeros((len(RISKS), self.layers), np.int64)
+    return Measured(self.thresholds, losses, none + blocks, none, none, exits, none[:, 0], none[:, 0])
+
+
+CALIBRATED: dict[str, Callable[..., Any]] = {"measured": table}
+NAIVE = CALIBRATED | {"certified": lambda self, got: naive(got.risks, got.risk)}
+"""a calibration that takes what looked good"""
+
+
+def ponders(*steps: float, nats: list[float] = OVER) -> dict[str, Callable[..., object]]:
+    """Steps by the number of look-ups, where it matters."""
+
+    def answered(self: object, depth: str, seed: int, *, matter: bool = True) -> Answered:
+        del self
+        right = [1.0, 1.0, 0.5] if depth.startswith("universal(steps=1,") else [1.0, 1.0, 1.0]
+        return Answered([one + 0.001 * seed for one in steps] if matter else [1.0, 1.0, 1.0], right, nats)
+
+    return {"answered": answered}
+
+
+def leave(bits: float) -> dict[str, Callable[..., object]]:
+    """Bits of exits that decide, where those of a fixed depth, hardly trained, lose four."""
+    fixed = [(1e4, 4.1), (2e4, 4.0)]
+    return {"by_threshold": lambda self, model, new, seed, **costs: ([(2e4, bits + 0.001 * seed)], fixed, [(2e4, 4.2)])}

@@ -65,21 +65,6 @@ def test_a_missed_control_concludes_nothing(gains, control):
     assert not found.controls[0].reached
 
 
-def test_a_control_of_the_mean_asks_for_its_interval():
-    control = Control(value="control", title="mean of what is known", expected=1.0, tolerance=0.1, mean=True)
-
-    def judged(*values):
-        observed = [{**one, "control": value} for one, value in zip(seeds([0.3] * len(values)), values, strict=True)]
-        return conclude([control], [GAIN], observed)
-
-    assert judged(0.88, 1.12, 0.97, 1.03, 0.98, 1.02).verdict == "holds", "a seed may miss it"
-    wide = judged(0.7, 1.0, 1.3)
-    assert (wide.verdict, wide.controls[0].reached) == ("inconclusive", False)
-    assert wide.controls[0].interval == pytest.approx((1 - 4.3027 * 0.3 / 3**0.5, 1 + 4.3027 * 0.3 / 3**0.5), abs=1e-4)
-    assert not judged(1.12, 1.13, 1.14).controls[0].reached
-    assert not judged(1.0, math.nan, 1.0).controls[0].reached
-
-
 def test_both_bounds_are_an_equivalence():
     same = Finding(value="gain", title="same", at_least=-0.1, at_most=0.1)
     assert conclude([], [same], seeds([0.0, 0.01, -0.01])).verdict == "holds"

@@ -26,7 +26,7 @@ def test_seeds_may_lack_points():
 
 
 RECORD = {
-    "name": "transformer_as_rnn",
+    "name": "rank_of_attention",
     "verdict": "inconclusive",
     "withdrawn": None,
     "revised_after_look": None,
@@ -112,7 +112,7 @@ def test_what_was_revised_after_a_look_is_said(fresh, says):
 
 
 def test_sources_and_stale_times():
-    now = {"commit": "a" * 40 + "+", **claims.sources("transformer_as_rnn")}
+    now = {"commit": "a" * 40 + "+", **claims.sources("rank_of_attention")}
     assert notes(RECORD) == ["Sources: not recorded."]
     (line,) = notes({**RECORD, "timed": True, "sources": now})
     assert line == f"Sources: commit aaaaaaaaaaaa+, the claim's file {now['claim'][:12]} (SHA-256)."

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from regard import ConfigError, Heads, ScoreBias, UnsupportedError, build
 from regard.attention.sparse.local import Local
+from regard.layer import AttentionLayer
 
 
 def seen(values: Tensor) -> list[set[int]]:
@@ -38,6 +39,17 @@ def test_key_sets(window: int, dilation: int, causal: bool) -> None:
             expected.append(keys)
         for impl in ("auto", "torch") if n % 13 == 0 else ("auto",):
             assert keys_of(f"local(window={window}, dilation={dilation}, impl={impl})", n, causal=causal) == expected, n
+
+
+def test_a_stack_reaches_layers_times_window() -> None:
+    """And nothing further: by the gradient of the middle output, in three layers with residuals."""
+    layers = [AttentionLayer(8, "local(window=2)", heads=2, seed=seed).double() for seed in range(3)]
+    x = torch.randn(1, 21, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    hidden = x
+    for layer in layers:
+        hidden = hidden + layer(hidden).hidden
+    (gradient,) = torch.autograd.grad(hidden[0, 10].sum(), x)
+    assert gradient[0].any(-1).nonzero().flatten().tolist() == list(range(4, 17))
 
 
 def test_golden_values() -> None:
