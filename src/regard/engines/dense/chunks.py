@@ -5,7 +5,7 @@ operator takes no callable, so the formulas of a mechanism are published under a
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.core.attention import Call, accumulation_dtype
 from regard.core.bias import ScoreBias
-from regard.core.transforms import guarded
+from regard.engines.operator import Wanted, operator
 
 CHUNK_ELEMENTS = 1 << 18
 """numbers in the largest tensor of a chunk, 1 MiB in float32"""
@@ -101,15 +101,23 @@ def chunked(
         dropout: probability of dropping a weight, drawn anew at each call.
     """
     bias = call.bias or ScoreBias()
+    parts = bias.curve, bias.query, bias.relative, bias.table
     seed = torch.randint(2**62, ()) if dropout else None
-    parts = [bias.curve, bias.query, bias.relative, bias.table]
     rest = rule, bias.high, call.causal, call.query_start, dropout
-    return _average(q, k, v, list(weights), *parts, call.key_mask, seed, *rest)
+    return _average(Arguments(q, k, v, list(weights), *parts, call.key_mask, seed, *rest))
 
 
-class Fixed(NamedTuple):
-    """The arguments that need no gradient."""
+class Arguments(NamedTuple):
+    """Of the operator."""
 
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    weights: list[Tensor]
+    curve: Tensor | None
+    query: Tensor | None
+    relative: Tensor | None
+    table: Tensor | None
     key_mask: Tensor | None
     seed: Tensor | None
     rule: str
@@ -118,6 +126,9 @@ class Fixed(NamedTuple):
     first: int
     dropout: float
 
+
+LEARN = ("q", "k", "v", "curve", "query", "relative", "table", "weights")
+"""the arguments that get gradients"""
 
 # How a chunk reads each differentiable argument: by its queries (axis 2), by the keys that they see (axis 2), by both
 # (axes 2 and 3), or whole.
@@ -136,36 +147,33 @@ def _slice(name: str, x: Tensor, rows: slice, seen: slice) -> Tensor:
             return x
 
 
-def _named(
-    q: Tensor, k: Tensor, v: Tensor, weights: Sequence[Tensor], parts: Sequence[Tensor | None]
-) -> dict[str, Tensor]:
+def _named(x: Arguments) -> dict[str, Tensor]:
     """The differentiable arguments that are there, in at least float32."""
-    arguments: dict[str, Tensor | None] = {"q": q, "k": k, "v": v}
-    arguments.update(zip(("curve", "query", "relative", "table"), parts, strict=True))
-    arguments.update((f"weight{at}", x) for at, x in enumerate(weights))
-    wide = accumulation_dtype(v.dtype)
-    return {name: x if x.dtype == torch.bool else x.to(wide) for name, x in arguments.items() if x is not None}
+    arguments = {name: getattr(x, name) for name in LEARN if name != "weights"}
+    arguments.update((f"weight{at}", y) for at, y in enumerate(x.weights))
+    wide = accumulation_dtype(x.v.dtype)
+    return {name: y if y.dtype == torch.bool else y.to(wide) for name, y in arguments.items() if y is not None}
 
 
-def _chunks(tensors: dict[str, Tensor], fixed: Fixed) -> Iterator[tuple[slice, slice]]:
+def _chunks(tensors: dict[str, Tensor], x: Arguments) -> Iterator[tuple[slice, slice]]:
     """(queries, the keys that the last of them sees) of each chunk."""
     batch, heads, queries = tensors["q"].shape[:3]
-    keys, rule = tensors["k"].shape[2], RULES[fixed.rule]
+    keys, rule = tensors["k"].shape[2], RULES[x.rule]
     reach = keys if rule.reach is None else rule.reach
     elements = CHUNK_ELEMENTS if tensors["q"].device.type == "cpu" else DEVICE_CHUNK_ELEMENTS
     step = max(1, elements // max(1, batch * heads * min(keys, 2 * reach) * rule.depth))
     step = step if rule.reach is None else min(step, max(reach, LEAST_ROWS))
     for first in range(0, queries, step):
         last = min(first + step, queries)
-        stop = min(fixed.first + last, keys) if fixed.causal else keys
-        start = 0 if rule.reach is None else max(fixed.first + first - reach, 0)
+        stop = min(x.first + last, keys) if x.causal else keys
+        start = 0 if rule.reach is None else max(x.first + first - reach, 0)
         yield slice(first, last), slice(min(start, stop), stop)
 
 
-def _attend(part: dict[str, Tensor], fixed: Fixed, rows: slice, seen: slice) -> Tensor:
+def _attend(part: dict[str, Tensor], x: Arguments, rows: slice, seen: slice) -> Tensor:
     """The output of one chunk, differentiable in `part`."""
-    rule = RULES[fixed.rule]
-    at = torch.arange(rows.start, rows.stop, device=part["q"].device) + fixed.first
+    rule = RULES[x.rule]
+    at = torch.arange(rows.start, rows.stop, device=part["q"].device) + x.first
     slots = torch.arange(seen.start, seen.stop, device=part["q"].device)
     further = [part[name] for name in part if name.startswith("weight")]
     if rule.relative:
@@ -173,122 +181,53 @@ def _attend(part: dict[str, Tensor], fixed: Fixed, rows: slice, seen: slice) -> 
     logits = rule.score(part["q"], part["k"], *further)
     parts = {name: part[name] for name in ("curve", "query", "relative", "table") if name in part}
     if parts:
-        logits = logits + ScoreBias(high=fixed.high, **parts).logits(at, slots).to(logits.dtype)
-    if fixed.causal:
+        logits = logits + ScoreBias(high=x.high, **parts).logits(at, slots).to(logits.dtype)
+    if x.causal:
         logits = logits.masked_fill(slots > at[:, None], float("-inf"))
-    if fixed.key_mask is not None:
-        logits = logits.masked_fill(~fixed.key_mask[:, None, None, seen], float("-inf"))
+    if x.key_mask is not None:
+        logits = logits.masked_fill(~x.key_mask[:, None, None, seen], float("-inf"))
     weights = rule.normalise(logits)
-    if fixed.seed is not None:
+    if x.seed is not None:
         # The mask depends on the first query of the chunk, so that the backward pass draws the same one.
-        draw = torch.Generator(weights.device).manual_seed(int(fixed.seed) + rows.start)
-        kept = torch.rand(weights.shape, generator=draw, device=weights.device) >= fixed.dropout
-        weights = weights * kept / (1 - fixed.dropout)
+        draw = torch.Generator(weights.device).manual_seed(int(x.seed) + rows.start)
+        kept = torch.rand(weights.shape, generator=draw, device=weights.device) >= x.dropout
+        weights = weights * kept / (1 - x.dropout)
     return weights @ part["v"] if rule.average is None else rule.average(weights, part["v"], *further)
 
 
-@torch.library.custom_op("regard::dense", mutates_args=())
-def dense_op(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weights: list[Tensor],
-    curve: Tensor | None,
-    query: Tensor | None,
-    relative: Tensor | None,
-    table: Tensor | None,
-    key_mask: Tensor | None,
-    seed: Tensor | None,
-    rule: str,
-    high: int,
-    causal: bool,
-    first: int,
-    dropout: float,
-) -> Tensor:
+def forward(x: Arguments) -> Tensor:
     """The values."""
-    fixed = Fixed(key_mask, seed, rule, high, causal, first, dropout)
-    tensors = _named(q, k, v, weights, (curve, query, relative, table))
-    values = q.new_zeros((*q.shape[:3], v.shape[-1]), dtype=v.dtype)
-    if k.shape[2]:
-        for rows, seen in _chunks(tensors, fixed):
-            part = {name: _slice(name, x, rows, seen) for name, x in tensors.items()}
-            values[:, :, rows] = _attend(part, fixed, rows, seen).to(v.dtype)
+    tensors, values = _named(x), _blank(x).zero_()
+    if x.k.shape[2]:
+        for rows, seen in _chunks(tensors, x):
+            part = {name: _slice(name, y, rows, seen) for name, y in tensors.items()}
+            values[:, :, rows] = _attend(part, x, rows, seen).to(x.v.dtype)
     return values
 
 
-@dense_op.register_fake
-def _(q, k, v, *_rest):
-    return q.new_empty((*q.shape[:3], v.shape[-1]), dtype=v.dtype)
+def _blank(x: Arguments) -> Tensor:
+    return x.q.new_empty((*x.q.shape[:3], x.v.shape[-1]), dtype=x.v.dtype)
 
 
-@torch.library.custom_op("regard::dense_backward", mutates_args=())
-def dense_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weights: list[Tensor],
-    curve: Tensor | None,
-    query: Tensor | None,
-    relative: Tensor | None,
-    table: Tensor | None,
-    key_mask: Tensor | None,
-    seed: Tensor | None,
-    wanted: list[int],
-    rule: str,
-    high: int,
-    causal: bool,
-    first: int,
-    dropout: float,
-) -> list[Tensor]:
-    """The gradients of the wanted ones of q, k, v, curve, query, relative, table, *weights (numbered in this order)."""
-    fixed = Fixed(key_mask, seed, rule, high, causal, first, dropout)
-    tensors = _named(q, k, v, weights, (curve, query, relative, table))
-    order = ["q", "k", "v", "curve", "query", "relative", "table", *(f"weight{at}" for at in range(len(weights)))]
-    names = [order[at] for at in wanted]
+def backward(x: Arguments, _out: Tensor, of: Tensor, wanted: Wanted) -> list[Any]:
+    """The gradients of `LEARN`."""
+    tensors = _named(x)
+    flags = {**wanted, **{f"weight{at}": flag for at, flag in enumerate(wanted["weights"])}}
+    names = [name for name in tensors if flags[name]]
     grads = {name: torch.zeros_like(tensors[name]) for name in names}
-    if k.shape[2]:
-        for rows, seen in _chunks(tensors, fixed):
-            part = {name: _slice(name, x, rows, seen) for name, x in tensors.items()}
+    if x.k.shape[2]:
+        for rows, seen in _chunks(tensors, x):
+            part = {name: _slice(name, y, rows, seen) for name, y in tensors.items()}
 
             def chunk(*xs: Tensor, part: dict[str, Tensor] = part, rows: slice = rows, seen: slice = seen) -> Tensor:
-                return _attend({**part, **dict(zip(names, xs, strict=True))}, fixed, rows, seen)
+                return _attend({**part, **dict(zip(names, xs, strict=True))}, x, rows, seen)
 
             # Autograd is off inside an operator; `vjp` records its own.
             pull = torch.func.vjp(chunk, *(part[name] for name in names))[1]
-            for name, x in zip(names, pull(grad[:, :, rows].to(tensors["v"].dtype)), strict=True):
-                _slice(name, grads[name], rows, seen).add_(x)
-    arguments = (q, k, v, curve, query, relative, table, *weights)
-    return [grads[name].to(arguments[at].dtype) for name, at in zip(names, wanted, strict=True)]  # type: ignore[union-attr]
+            for name, y in zip(names, pull(of[:, :, rows].to(tensors["v"].dtype)), strict=True):
+                _slice(name, grads[name], rows, seen).add_(y)
+    weights = [grads.get(f"weight{at}") for at in range(len(x.weights))]
+    return [weights if name == "weights" else grads.get(name) for name in LEARN]
 
 
-@dense_backward.register_fake
-def _(grad, q, k, v, weights, curve, query, relative, table, key_mask, seed, wanted, *_rest):
-    arguments = (q, k, v, curve, query, relative, table, *weights)
-    return [arguments[at].new_empty(arguments[at].shape) for at in wanted]
-
-
-_pulled = guarded(dense_backward)
-
-
-def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    q, k, v, weights, *parts, key_mask, seed, rule, high, causal, first, dropout = inputs
-    ctx.save_for_backward(q, k, v, *parts, key_mask, seed, *weights)
-    ctx.options = (rule, high, causal, first, dropout)
-
-
-def _backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
-    q, k, v, curve, query, relative, table, key_mask, seed, *weights = ctx.saved_tensors
-    need = ctx.needs_input_grad
-    flags = [*need[:3], *need[4:8], *need[3]]
-    wanted = [at for at, flag in enumerate(flags) if flag]
-    tensors = (q, k, v, weights, curve, query, relative, table, key_mask, seed)
-    gradients = _pulled(grad, *tensors, wanted, *ctx.options)
-    every: list[Tensor | None] = [None] * len(flags)
-    for at, x in zip(wanted, gradients, strict=True):
-        every[at] = x
-    return (*every[:3], every[7:], *every[3:7], *([None] * 7))
-
-
-dense_op.register_autograd(_backward, setup_context=_setup)
-_average = guarded(dense_op)
+_average = operator("dense", forward, backward, fake=_blank, wrt=LEARN)
