@@ -163,7 +163,7 @@ BACKWARD = (
     ),
     Edit(
         "lists forget the mean slope",
-        f"{ROUTED}.lists:listed_backward",
+        f"{ROUTED}.lists:backward",
         "weights * (slope - (weights * slope).sum(-1, keepdim=True)) * scale",
         "weights * slope * scale",
         "shortlist(num_keys=3)",

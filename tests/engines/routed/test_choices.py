@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.engines.routed import accumulate, nearest_points
-from regard.engines.routed.lists import best_keys, listed
+from regard.engines.routed.lists import Listed, best_keys, listed
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -63,7 +63,7 @@ def test_listed_is_the_softmax_over_lists() -> None:
     logits = 0.7 * q @ k.repeat_interleave(2, 1).mT
     some = met.any(-1, keepdim=True)
     weights = logits.masked_fill(~met, float("-inf")).masked_fill(~some, 0).softmax(-1) * some
-    expected, values = weights @ v.repeat_interleave(2, 1), listed(q, k, v, lists, 0.7)
+    expected, values = weights @ v.repeat_interleave(2, 1), listed(Listed(q, k, v, lists, 0.7))
     torch.testing.assert_close(values, expected, rtol=0, atol=1e-12)
     way = randn(*values.shape, seed=4)
     ours, right = (torch.autograd.grad((x * way).sum(), (q, k, v)) for x in (values, expected))

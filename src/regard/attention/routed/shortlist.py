@@ -18,7 +18,7 @@ from regard.core.options import weight
 from regard.core.randomness import decided
 from regard.core.state import Entry, per_slot
 from regard.engines.routed import doubled
-from regard.engines.routed.lists import best_keys, listed
+from regard.engines.routed.lists import Listed, best_keys, listed
 from regard.features.maps import FEATURE_MAPS, FeatureMap
 
 
@@ -136,7 +136,7 @@ class Shortlist(Routed):
         slots, call = call.remember(k=k, v=v, **scored)
         k, v = slots["k"], slots["v"]
         chosen = decided(lambda: self.lists(q, slots.get("scored", k.detach()), call))
-        return Attended(listed(q, k, v, chosen, self.heads.key_dim**-0.5).to(q.dtype), call.state)
+        return Attended(listed(Listed(q, k, v, chosen, self.heads.key_dim**-0.5)).to(q.dtype), call.state)
 
     def state_layout(self) -> Mapping[str, Entry]:
         """Key and value, and what the score reads of a key beside it."""

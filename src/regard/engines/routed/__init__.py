@@ -6,6 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.core.precision import accumulation_dtype
+from regard.engines.operator import without_gradient
 from regard.features.norms import balanced
 
 LOG2E = 1.4426950408889634
@@ -30,7 +31,10 @@ def doubled(x: Tensor) -> Tensor:
     return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
 
 
-@torch.library.custom_op("regard::nearest_points", mutates_args=())
+@without_gradient(
+    "nearest_points",
+    fake=lambda x, points, _: x.new_empty((x.shape[0], x.shape[1], points.shape[1]), dtype=torch.int32),
+)
 def nearest_points(x: Tensor, points: Tensor, offsets: Tensor) -> Tensor:
     """argmax_s x . points_s + offsets_s of float32 numbers, the same for a row whatever rows come with it.
 
@@ -82,11 +86,6 @@ def _summed(x: Tensor, points: Tensor) -> Tensor:
     while (width := products.shape[1]) > 1:
         products = F.pad(products, (0, width % 2)).unflatten(1, (2, -1)).sum(1)
     return products[:, 0]
-
-
-@nearest_points.register_fake
-def _(x: Tensor, points: Tensor, offsets: Tensor) -> Tensor:
-    return x.new_empty((x.shape[0], x.shape[1], points.shape[1]), dtype=torch.int32)
 
 
 def near_one(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:

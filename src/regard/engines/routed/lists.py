@@ -5,19 +5,23 @@ exist. A list is a row of slots; -1 fills it up.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.core.precision import accumulation_dtype
-from regard.core.transforms import guarded
+from regard.engines.operator import Wanted, operator, without_gradient
 from regard.engines.routed import accumulate, doubled, exact, room
 
 PIECEWISE_QUERIES = 16
 """up to this many queries the keys are widened piece by piece"""
 
 
-@torch.library.custom_op("regard::best_keys", mutates_args=())
+@without_gradient(
+    "best_keys",
+    fake=lambda q, k, _, count, *__: q.new_empty((*q.shape[:3], min(count, k.shape[2])), dtype=torch.int64),
+)
 def best_keys(q: Tensor, k: Tensor, key_mask: Tensor | None, count: int, causal: bool) -> Tensor:
     """The slots of the `count` keys with the largest q_i . k_j, of those that a query may see.
 
@@ -81,11 +85,6 @@ def _products(rows: Tensor, k: Tensor) -> Tensor:
     return torch.cat([rows @ doubled(keys).mT for keys in k.split(step, 2)], -1)
 
 
-@best_keys.register_fake
-def _(q: Tensor, k: Tensor, key_mask: Tensor | None, count: int, causal: bool) -> Tensor:
-    return q.new_empty((*q.shape[:3], min(count, k.shape[2])), dtype=torch.int64)
-
-
 def _steps(lists: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[slice, tuple[Tensor, Tensor, Tensor], Tensor]]:
     """(queries, where their keys are in k and v, what is no key) for some queries at a time.
 
@@ -109,74 +108,58 @@ def _weights(q: Tensor, keys: Tensor, none: Tensor, scale: float) -> Tensor:
     return odds.div_(torch.where(total == 0, 1, total))
 
 
-@torch.library.custom_op("regard::listed", mutates_args=())
-def listed_op(q: Tensor, k: Tensor, v: Tensor, lists: Tensor, scale: float) -> Tensor:
-    """softmax(scale q_i . k_j) v_j over the keys j in the list of query i; an empty list gives 0.
+class Listed(NamedTuple):
+    """softmax(scale q_i . k_j) v_j over the keys j in the list of query i; an empty list gives 0."""
 
-    Args:
-        q, k, v: (batch, heads, queries, dim), (batch, kv_heads, keys, dim or value).
-        lists: (batch, heads, queries, any), slots of keys; -1 is none.
-        scale: of the logits.
+    q: Tensor
+    """(batch, heads, queries, dim)"""
+    k: Tensor
+    """(batch, kv_heads, keys, dim)"""
+    v: Tensor
+    """(batch, kv_heads, keys, value)"""
+    lists: Tensor
+    """(batch, heads, queries, any), slots of keys; -1 is none"""
+    scale: float
+    """of the logits"""
 
-    Returns:
-        (batch, heads, queries, value) in the dtype of the arithmetic, at least float32.
-    """
-    dtype = accumulation_dtype(q.dtype)
-    values = q.new_zeros((*q.shape[:3], v.shape[3]), dtype=dtype)
+
+def _blank(x: Listed) -> Tensor:
+    return x.q.new_empty((*x.q.shape[:3], x.v.shape[3]), dtype=accumulation_dtype(x.q.dtype))
+
+
+def forward(x: Listed) -> Tensor:
+    """(batch, heads, queries, value) in the dtype of the arithmetic, at least float32."""
+    q, k, v, lists, scale = x
+    values = _blank(x).zero_()
     if lists.numel():
         with exact(q):
             for at, where, none in _steps(lists, k, v):
-                keys, content = (x[where].to(dtype).flatten(0, 2) for x in (k, v))
-                weights = _weights(q[:, :, at].to(dtype).flatten(0, 2), keys, none, scale)
+                keys, content = (y[where].to(values.dtype).flatten(0, 2) for y in (k, v))
+                weights = _weights(q[:, :, at].to(values.dtype).flatten(0, 2), keys, none, scale)
                 values[:, :, at] = (weights[:, None] @ content).view(*q.shape[:2], -1, v.shape[3])
     return values
 
 
-@listed_op.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, lists: Tensor, scale: float) -> Tensor:
-    return q.new_empty((*q.shape[:3], v.shape[3]), dtype=accumulation_dtype(q.dtype))
-
-
-@torch.library.custom_op("regard::listed_backward", mutates_args=())
-def listed_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, lists: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def backward(x: Listed, _out: Tensor, of: Tensor, _wanted: Wanted) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v; the weights are computed again."""
+    q, k, v, lists, scale = x
     dtype = accumulation_dtype(q.dtype)
     dq = q.new_zeros(q.shape, dtype=dtype)
-    dk, dv = (x.new_zeros((x.shape[:3].numel(), x.shape[3]), dtype=dtype) for x in (k, v))
+    dk, dv = (y.new_zeros((y.shape[:3].numel(), y.shape[3]), dtype=dtype) for y in (k, v))
     if lists.numel():
         with exact(q):
             for at, where, none in _steps(lists, k, v):
-                keys, content = (x[where].to(dtype).flatten(0, 2) for x in (k, v))
+                keys, content = (y[where].to(dtype).flatten(0, 2) for y in (k, v))
                 row, head, slots = where
                 index = ((row * k.shape[1] + head) * k.shape[2] + slots).flatten()
-                query, g = (x[:, :, at].to(dtype).flatten(0, 2) for x in (q, grad))
+                query, g = (y[:, :, at].to(dtype).flatten(0, 2) for y in (q, of))
                 weights = _weights(query, keys, none, scale)
                 accumulate(dv, index, (weights[..., None] * g[:, None]).flatten(0, 1))
                 slope = (content @ g[..., None])[..., 0]
                 slope = weights * (slope - (weights * slope).sum(-1, keepdim=True)) * scale
                 dq[:, :, at] = (slope[:, None] @ keys).view(*q.shape[:2], -1, q.shape[3])
                 accumulate(dk, index, (slope[..., None] * query[:, None]).flatten(0, 1))
-    return dq.to(q.dtype), dk.view(k.shape).to(k.dtype), dv.view(v.shape).to(v.dtype)
+    return dq, dk.view(k.shape), dv.view(v.shape)
 
 
-@listed_backward.register_fake
-def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, lists: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-
-
-_pulled = guarded(listed_backward)
-
-
-def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    *tensors, ctx.scale = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
-    return *_pulled(grad, *ctx.saved_tensors, ctx.scale), None, None
-
-
-listed_op.register_autograd(_backward, setup_context=_setup)
-listed = guarded(listed_op)
+listed = operator("listed", forward, backward, fake=_blank, wrt=("q", "k", "v"))

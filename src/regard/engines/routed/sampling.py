@@ -3,10 +3,14 @@
 import torch
 from torch import Tensor
 
+from regard.engines.operator import without_gradient
 from regard.engines.routed.lists import doubled_scores
 
 
-@torch.library.custom_op("regard::sampled_keys", mutates_args=())
+@without_gradient(
+    "sampled_keys",
+    fake=lambda q, k, uniform, *_: q.new_empty((*q.shape[:3], uniform.shape[-1]), dtype=torch.int64),
+)
 def sampled_keys(q: Tensor, k: Tensor, uniform: Tensor, key_mask: Tensor | None, scale: float, causal: bool) -> Tensor:
     """For each uniform number the first key j at which sum_{l <= j} softmax_l(scale q_i . k_l) exceeds it.
 
@@ -31,8 +35,3 @@ def sampled_keys(q: Tensor, k: Tensor, uniform: Tensor, key_mask: Tensor | None,
             picked = torch.searchsorted(odds, uniform[:, at] * total, right=True).clamp_max(last)
             drawn[:, :, at] = torch.where(total > 0, picked, -1)
     return drawn
-
-
-@sampled_keys.register_fake
-def _(q: Tensor, k: Tensor, uniform: Tensor, key_mask: Tensor | None, scale: float, causal: bool) -> Tensor:
-    return q.new_empty((*q.shape[:3], uniform.shape[-1]), dtype=torch.int64)
