@@ -147,7 +147,7 @@ BACKWARD = (
     ),
     Edit(
         "buckets forget the mean slope",
-        f"{ROUTED}.buckets:bucketed_backward",
+        f"{ROUTED}.buckets:backward",
         "slope.sub_(mean).mul_(weights)",
         "slope.mul_(weights)",
         "lsh(rounds=2, bucket_size=8)",
@@ -155,7 +155,7 @@ BACKWARD = (
     ),
     Edit(
         "buckets: keys in units of log 2",
-        f"{ROUTED}.buckets:bucketed_backward",
+        f"{ROUTED}.buckets:backward",
         "dk.div_(LOG2E)",
         "pass",
         "lsh(rounds=2, bucket_size=8)",
@@ -171,7 +171,7 @@ BACKWARD = (
     ),
     Edit(
         "codes: values that have left get no slope",
-        f"{ROUTED}.codes:coded_backward",
+        f"{ROUTED}.codes:backward",
         "to_v[:, leaving] += _read(late, part.codes[:, leaving])",
         "pass",
         "vector_quantized(num_codes=8, block_size=5)",
@@ -179,7 +179,7 @@ BACKWARD = (
     ),
     Edit(
         "codes: the means of the last block alone",
-        f"{ROUTED}.codes:coded_backward",
+        f"{ROUTED}.codes:backward",
         "late[:, :-1] += to_mean",
         "late[:, :-1] = to_mean",
         "vector_quantized(num_codes=8, block_size=5)",
@@ -187,7 +187,7 @@ BACKWARD = (
     ),
     Edit(
         "codes: no slope of what tells a distance",
-        f"{ROUTED}.codes:coded_backward",
+        f"{ROUTED}.codes:backward",
         "change.baddbmm_(slope[..., choices:], seen.keys[:, :near])",
         "change[..., : seen.width] += slope[..., choices:] @ seen.keys[:, :near, : seen.width]",
         "vector_quantized(num_codes=6, block_size=4, relative=True)",
@@ -203,7 +203,7 @@ BACKWARD = (
     ),
     Edit(
         "codes: keys without the share of their code",
-        f"{ROUTED}.codes:coded_backward",
+        f"{ROUTED}.codes:backward",
         "F.pad(to_code * seen.share",
         "F.pad(to_code",
         "vector_quantized(num_codes=8, block_size=5)",

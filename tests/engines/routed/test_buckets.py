@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.engines.routed import buckets
-from regard.engines.routed.buckets import Rule, bucketed_op, tile_size
+from regard.engines.routed.buckets import Bucketing, Rule, bucketed, tile_size
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -49,7 +49,7 @@ def test_every_rule(causal: bool, itself: bool, duplicates: bool) -> None:
         ours, theirs = codes(2, 4, queries, 2, seed=3), codes(2, 2, keys, 2, seed=4)
         asking, keep = randn(2, queries, seed=5) > -1, randn(2, keys, seed=6) > -1
         wanted = dense(q, k, v, ours, theirs, asking, keep, rule)
-        values, lse = bucketed_op(q, k, v, ours, theirs, asking, keep, 0.7, *rule)
+        values, lse = bucketed(Bucketing(q, k, v, ours, theirs, asking, keep, 0.7, *rule))
         torch.testing.assert_close(values, wanted[0], rtol=0, atol=1e-12)
         torch.testing.assert_close(lse, wanted[1], rtol=0, atol=1e-12)
         way = randn(*values.shape, seed=7)
@@ -66,8 +66,8 @@ def test_without_masks_every_token_takes_part() -> None:
         codes(1, 2, 30, 1, seed=4),
         torch.ones(1, 30) > 0,
     )
-    plain = bucketed_op(q, k, v, ours, theirs, None, None, 0.5, *rule)
-    masked = bucketed_op(q, k, v, ours, theirs, every, every, 0.5, *rule)
+    plain = bucketed(Bucketing(q, k, v, ours, theirs, None, None, 0.5, *rule))
+    masked = bucketed(Bucketing(q, k, v, ours, theirs, every, every, 0.5, *rule))
     for one, other in zip(plain, masked, strict=True):
         assert torch.equal(one, other)
 
@@ -75,7 +75,9 @@ def test_without_masks_every_token_takes_part() -> None:
 def test_no_query_and_no_key() -> None:
     rule = Rule(False, True, False, 5, 16)
     q, k = randn(1, 2, 4, 4), randn(1, 2, 0, 4)
-    values, lse = bucketed_op(q, k, k, codes(1, 2, 4, 1, seed=0), codes(1, 2, 0, 1, seed=0), None, None, 1.0, *rule)
+    values, lse = bucketed(
+        Bucketing(q, k, k, codes(1, 2, 4, 1, seed=0), codes(1, 2, 0, 1, seed=0), None, None, 1.0, *rule)
+    )
     assert not values.any()
     assert (lse == -math.inf).all()
 
@@ -95,5 +97,5 @@ def test_heads_that_share_keys_fill_tiles_together(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(buckets, "_tiles", counted)
     q, k, same = randn(1, 4, 64, 4), randn(1, 1, 64, 4, seed=1), torch.zeros(1, 4, 64, 1, dtype=torch.long)
-    bucketed_op(q, k, k, same, same[:, :1], None, None, 0.5, *Rule(True, True, False, 5, 1000))
+    bucketed(Bucketing(q, k, k, same, same[:, :1], None, None, 0.5, *Rule(True, True, False, 5, 1000)))
     assert counts == [4, 1]

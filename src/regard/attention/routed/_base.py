@@ -13,7 +13,7 @@ from regard.attention.dense import reference_softmax
 from regard.core.attention import Attention, Call
 from regard.core.info import Info
 from regard.engines.routed import nearest_points
-from regard.engines.routed.buckets import Rule, bucketed
+from regard.engines.routed.buckets import Bucketing, Rule, bucketed
 
 
 class Routed(Attention):
@@ -96,7 +96,7 @@ class Bucketed(Routed):
         """
         rule = Rule(call.causal, not self.share, duplicates, choices, crowd)
         masks = self.query_mask(q, call), call.key_mask
-        values, lse = bucketed(q, k, v, *codes, *masks, self.heads.key_dim**-0.5, *rule)
+        values, lse = bucketed(Bucketing(q, k, v, *codes, *masks, self.heads.key_dim**-0.5, *rule))
         if self.share:
             own_values = v[:, :, v.shape[2] - q.shape[2] :].repeat_interleave(self.heads.group, 1)
             values = torch.where(lse[..., None] == float("-inf"), own_values, values.to(v.dtype))

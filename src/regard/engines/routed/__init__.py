@@ -1,5 +1,7 @@
 """Parts of every routed engine: the choice that a token makes, and sums in a fixed order."""
 
+from typing import Any, NamedTuple
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -19,6 +21,21 @@ ELEMENTS = {"cpu": 1 << 18}
 def room(x: Tensor) -> int:
     """Numbers that a buffer on this device may hold."""
     return ELEMENTS.get(x.device.type, 1 << 25)
+
+
+class Averages(NamedTuple):
+    """What an operator over codes returns, in the dtype of the arithmetic, at least float32."""
+
+    values: Tensor
+    """(batch, heads, queries, value)"""
+    lse: Tensor
+    """(batch, heads, queries): log-sum-exp of the logits, in base 2"""
+
+
+def blank_averages(x: Any) -> Averages:
+    """Unwritten, for arguments with queries `q` and values `v`."""
+    values = x.q.new_empty((*x.q.shape[:3], x.v.shape[3]), dtype=accumulation_dtype(x.q.dtype))
+    return Averages(values, values.new_empty(x.q.shape[:3]))
 
 
 def exact(x: Tensor) -> torch.autocast:

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core.precision import accumulation_dtype
-from regard.core.transforms import guarded
-from regard.engines.routed import LOG2E, accumulate, exact, lost, room
+from regard.engines.operator import Wanted, operator
+from regard.engines.routed import LOG2E, Averages, accumulate, blank_averages, exact, lost, room
 
 ABSENT = float(1 << 25)
 """the position of an empty place; positions and codes are exact floats below 2^24"""
@@ -44,6 +44,37 @@ class Rule(NamedTuple):
     def tile(self) -> int:
         """Positions in a tile. Decided in the operator, so that a compiled call does not depend on its length."""
         return tile_size(self.crowd)
+
+
+class Bucketing(NamedTuple):
+    """softmax(scale q k^T) v over the pairs that match in some round."""
+
+    q: Tensor
+    """(batch, heads, queries, dim)"""
+    k: Tensor
+    """(batch, kv_heads, keys, dim)"""
+    v: Tensor
+    """(batch, kv_heads, keys, value)"""
+    query_codes: Tensor
+    """(batch, heads, queries, rounds), in [0, choices)"""
+    key_codes: Tensor
+    """(batch, kv_heads, keys, rounds)"""
+    query_mask: Tensor | None
+    """(batch, queries), True = wants an answer; the others get 0"""
+    key_mask: Tensor | None
+    """(batch, keys), True = keep"""
+    scale: float
+    """of the logits"""
+    causal: bool
+    """this and what follows: see `Rule`"""
+    itself: bool
+    duplicates: bool
+    choices: int
+    crowd: int
+
+    @property
+    def rule(self) -> Rule:
+        return Rule(self.causal, self.itself, self.duplicates, self.choices, self.crowd)
 
 
 class Tiles(NamedTuple):
@@ -124,18 +155,9 @@ def _items(
 class Walk:
     """The tiles of a call, and the pairs of them that meet."""
 
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        query_codes: Tensor,
-        key_codes: Tensor,
-        query_mask: Tensor | None,
-        key_mask: Tensor | None,
-        scale: float,
-        rule: Rule,
-    ) -> None:
+    def __init__(self, x: Bucketing) -> None:
+        q, k, v, query_codes, key_codes, query_mask, key_mask, scale, *_ = x
+        rule = x.rule
         batch, kv_heads, keys, self.dim = k.shape
         queries, dtype = q.shape[2], accumulation_dtype(q.dtype)
         self.rule, self.group, self.span = rule, q.shape[1] // kv_heads, max(queries, keys)
@@ -228,20 +250,9 @@ class Walk:
         return logits.sub_(hidden, alpha=largest).sub_(hidden, alpha=largest)
 
 
-def _averages(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    query_codes: Tensor,
-    key_codes: Tensor,
-    query_mask: Tensor | None,
-    key_mask: Tensor | None,
-    scale: float,
-    rule: Rule,
-) -> tuple[Tensor, Tensor]:
+def _averages(x: Bucketing) -> Averages:
     """Values and log-sum-exps; NaN reaches every row of its tiles."""
-    value = v.shape[3]
-    walk = Walk(q, k, v, query_codes, key_codes, query_mask, key_mask, scale, rule)
+    value, walk = x.v.shape[3], Walk(x)
     # Per query: the highest logit so far, and against it the sum of weights and of weighted values.
     peaks = walk.queries.matrix.new_zeros(len(walk.queries.matrix), 2)
     peaks[:, 0] = lowest = torch.finfo(peaks.dtype).min
@@ -260,89 +271,39 @@ def _averages(
         sums.index_copy_(0, at, mean.flatten(0, 1))
     top, total = peaks.split(1, -1)
     seen = ~(top <= lowest)  # NaN stays
-    values = walk.queries.put(torch.where(seen, sums / total, 0.0), q.shape)
+    values = walk.queries.put(torch.where(seen, sums / total, 0.0), x.q.shape)
     lse = torch.where(seen, top + total.log2(), float("-inf"))
-    lse = walk.queries.put(lse, q.shape, float("-inf"))[..., 0]
-    return values, lse
+    return Averages(values, walk.queries.put(lse, x.q.shape, float("-inf"))[..., 0])
 
 
-@torch.library.custom_op("regard::bucketed", mutates_args=())
-def bucketed_op(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    query_codes: Tensor,
-    key_codes: Tensor,
-    query_mask: Tensor | None,
-    key_mask: Tensor | None,
-    scale: float,
-    causal: bool,
-    itself: bool,
-    duplicates: bool,
-    choices: int,
-    crowd: int,
-) -> tuple[Tensor, Tensor]:
-    """softmax(scale q k^T) v over the pairs that match in some round.
+def forward(x: Bucketing) -> Averages:
+    """values, and the log-sum-exp of each query in base 2; 0 and -inf where no key matches. At least float32.
 
-    Args:
-        q, k, v: (batch, heads, queries, dim), (batch, kv_heads, keys, dim), (batch, kv_heads, keys, value).
-        query_codes, key_codes: (batch, heads or kv_heads, queries or keys, rounds), in [0, choices).
-        query_mask: (batch, queries), True = wants an answer; the others get 0.
-        key_mask: (batch, keys), True = keep.
-        scale: of the logits.
-        causal, itself, duplicates, choices, crowd: see `Rule`.
-
-    Returns:
-        values, and the log-sum-exp of each query in base 2; 0 and -inf where no key matches. At least float32. What
-        holds NaN, or reads a key or value that does, is NaN.
+    What holds NaN, or reads a key or value that does, is NaN.
     """
-    rest, rule = (query_codes, key_codes, query_mask, key_mask), Rule(causal, itself, duplicates, choices, crowd)
+    q, k, v = x[:3]
     with exact(q):
-        values, lse = _averages(q, k, v, *rest, scale, rule)
+        values, lse = _averages(x)
         asks = lost(q)
-        if query_mask is not None:
-            asks = asks & query_mask[:, None, :, None]
+        if x.query_mask is not None:
+            asks = asks & x.query_mask[:, None, :, None]
         if bool(asks.any() | lost(values).any()):
             # In a tile NaN times a weight of 0 reaches every row. So without it, and then: which rows read any?
             spoilt = lost(k) | v.isnan()
-            q, k, v = (x.masked_fill(x.isnan(), 0) for x in (q, k, v))
-            values, lse = _averages(q, k, v, *rest, scale, rule)
-            read, _ = _averages(torch.zeros_like(q), torch.zeros_like(k), spoilt.to(v.dtype), *rest, scale, rule)
-            values.masked_fill_(asks | (read > 0), math.nan)
+            q, k, v = (y.masked_fill(y.isnan(), 0) for y in (q, k, v))
+            values, lse = _averages(x._replace(q=q, k=k, v=v))
+            reading = x._replace(q=torch.zeros_like(q), k=torch.zeros_like(k), v=spoilt.to(v.dtype))
+            values.masked_fill_(asks | (_averages(reading).values > 0), math.nan)
             lse.masked_fill_(asks[..., 0], math.nan)
-    return values, lse
+    return Averages(values, lse)
 
 
-@bucketed_op.register_fake
-def _(q, k, v, *others):  # type: ignore[no-untyped-def]
-    dtype = accumulation_dtype(q.dtype)
-    return q.new_empty((*q.shape[:3], v.shape[3]), dtype=dtype), q.new_empty(q.shape[:3], dtype=dtype)
-
-
-@torch.library.custom_op("regard::bucketed_backward", mutates_args=())
-def bucketed_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    query_codes: Tensor,
-    key_codes: Tensor,
-    query_mask: Tensor | None,
-    key_mask: Tensor | None,
-    values: Tensor,
-    lse: Tensor,
-    scale: float,
-    causal: bool,
-    itself: bool,
-    duplicates: bool,
-    choices: int,
-    crowd: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+def backward(x: Bucketing, out: Averages, of: Averages, _wanted: Wanted) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
+    q, v, (values, lse), grad = x.q, x.v, out, of.values
     value = v.shape[3]
     with exact(q):
-        rule = Rule(causal, itself, duplicates, choices, crowd)
-        walk = Walk(q, k, v, query_codes, key_codes, query_mask, key_mask, scale, rule)
+        walk = Walk(x)
         dim, queries, keys = walk.dim, walk.queries, walk.keys
         # What each query brings: its gradient, the mean gradient of its weights, its log-sum-exp (inf: no weights).
         mean = (grad * values).sum(-1, keepdim=True)
@@ -353,39 +314,20 @@ def bucketed_backward(
         dk, dv = (brings.new_zeros(len(keys.matrix), width) for width in (dim, value))
         slope = q.new_empty(0)
         for at, query, meets in walk.steps():
-            out, mean, norm = brings.index_select(0, at).view(-1, walk.size, value + 2).split([value, 1, 1], -1)
+            slopes, mean, norm = brings.index_select(0, at).view(-1, walk.size, value + 2).split([value, 1, 1], -1)
             change = torch.zeros_like(query[..., :dim])
             for rows, key, weights in meets:
                 weights.sub_(norm).exp2_().clamp_(max=1)  # large logits may round otherwise than in the forward pass
-                accumulate(dv, rows, torch.bmm(weights.mT, out).flatten(0, 1))
+                accumulate(dv, rows, torch.bmm(weights.mT, slopes).flatten(0, 1))
                 slope = torch.empty_like(weights) if slope.shape != weights.shape else slope
-                torch.bmm(out, key[..., dim : dim + value].mT, out=slope)
+                torch.bmm(slopes, key[..., dim : dim + value].mT, out=slope)
                 slope.sub_(mean).mul_(weights)
                 change.baddbmm_(slope, key[..., :dim])
                 accumulate(dk, rows, torch.bmm(slope.mT, query[..., :dim]).flatten(0, 1))
             accumulate(dq, at, change.flatten(0, 1))
-        dq.mul_(scale)
+        dq.mul_(x.scale)
         dk.div_(LOG2E)  # queries were scaled by scale x log2(e)
-        grads = (queries.put(dq, q.shape), keys.put(dk, k.shape), keys.put(dv, v.shape))
-    return tuple(x.to(like.dtype) for x, like in zip(grads, (q, k, v), strict=True))  # type: ignore[return-value]
+        return queries.put(dq, q.shape), keys.put(dk, x.k.shape), keys.put(dv, v.shape)
 
 
-@bucketed_backward.register_fake
-def _(grad, q, k, v, *others):  # type: ignore[no-untyped-def]
-    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-
-
-_pulled = guarded(bucketed_backward)
-
-
-def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(*inputs[:7], *output)
-    ctx.options = inputs[7:]
-
-
-def _backward(ctx, grad: Tensor, _: Tensor):  # type: ignore[no-untyped-def]
-    return (*_pulled(grad, *ctx.saved_tensors, *ctx.options), *([None] * 10))
-
-
-bucketed_op.register_autograd(_backward, setup_context=_setup)
-bucketed = guarded(bucketed_op)
+bucketed = operator("bucketed", forward, backward, fake=blank_averages, wrt=("q", "k", "v"), keeps=("values", "lse"))

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from regard.core.precision import accumulation_dtype
 from regard.core.state import Slots
-from regard.core.transforms import guarded
-from regard.engines.routed import LOG2E, accumulate, exact, room
+from regard.engines.operator import Wanted, operator
+from regard.engines.routed import LOG2E, Averages, accumulate, blank_averages, exact, room
 from regard.features.waves import sinusoids
 
 
@@ -59,6 +59,31 @@ def _read(gradient: Tensor, codes: Tensor) -> Tensor:
     return gradient.gather(1, codes[..., None].expand(-1, -1, gradient.shape[2]))
 
 
+class Coded(NamedTuple):
+    """softmax(q k^T) v over keys that are codes.
+
+    The gradient of a key is that of its logits while it is recent; of later ones, none. Without blocks, where no key is
+    recent, a key gets an equal part of the gradient of its code.
+    """
+
+    q: Tensor
+    """(batch, heads, queries, dim), scaled; causal, it may be wider than a code, for recent keys alone"""
+    k: Tensor
+    """(batch, kv_heads, keys, dim), quantised; as wide as q"""
+    v: Tensor
+    """(batch, kv_heads, keys, value), 0 where masked"""
+    codes: Tensor
+    """int (batch, kv_heads, keys); num_codes where masked"""
+    codebook: Tensor
+    """(kv_heads, num_codes, dim)"""
+    cache: Tensor
+    """(batch, kv_heads, num_codes, value + 1): sums of values, and counts, of all keys before the first"""
+    first: int
+    """the slot of the first key, where a block begins"""
+    block: int
+    """length of a block, causal; 0: every query sees every key"""
+
+
 class Part(NamedTuple):
     """Some heads of keys, with the queries that read them, in the dtype to accumulate in."""
 
@@ -72,10 +97,9 @@ class Part(NamedTuple):
     """(heads, num_codes + 1, value + 1)"""
 
 
-def _parts(
-    q: Tensor, k: Tensor, v: Tensor, codes: Tensor, codebook: Tensor, cache: Tensor, block: int
-) -> Iterator[tuple[slice, Part, int]]:
+def _parts(x: Coded) -> Iterator[tuple[slice, Part, int]]:
     """(heads, their tensors, queries to take at a time), so that a buffer of logits fits its room."""
+    q, k, v, codes, codebook, cache, _, block = x
     batch, kv_heads = k.shape[:2]
     group, longest = q.shape[1] // kv_heads, min(block or q.shape[2], q.shape[2])
     row = group * (codebook.shape[1] + min(2 * block, k.shape[2]))
@@ -131,33 +155,14 @@ class Block:
             yield rows, query, near, logits.add_(self.bias[..., : self.choices + near])
 
 
-@torch.library.custom_op("regard::coded", mutates_args=())
-def coded_op(
-    q: Tensor, k: Tensor, v: Tensor, codes: Tensor, codebook: Tensor, cache: Tensor, first: int, block: int
-) -> tuple[Tensor, Tensor]:
-    """softmax(q k^T) v over keys that are codes.
-
-    The gradient of a key is that of its logits while it is recent; of later ones, none. Without blocks, where no key is
-    recent, a key gets an equal part of the gradient of its code.
-
-    Args:
-        q: (batch, heads, queries, dim), scaled; causal, it may be wider than a code, for recent keys alone.
-        k: (batch, kv_heads, keys, dim), quantised; as wide as q.
-        v: (batch, kv_heads, keys, value), 0 where masked.
-        codes: int (batch, kv_heads, keys); num_codes where masked.
-        codebook: (kv_heads, num_codes, dim).
-        cache: (batch, kv_heads, num_codes, value + 1): sums of values, and counts, of all keys before the first.
-        first: the slot of the first key, where a block begins.
-        block: length of a block, causal; 0: every query sees every key.
-
-    Returns:
-        values, and the log-sum-exp of each query in base 2; 0 and -inf without keys. At least float32.
-    """
+def forward(x: Coded) -> Averages:
+    """values, and the log-sum-exp of each query in base 2; 0 and -inf without keys. At least float32."""
+    q, k, first, block = x.q, x.k, x.first, x.block
     with exact(q):
-        values = q.new_empty((*q.shape[:3], v.shape[3]), dtype=accumulation_dtype(q.dtype))
-        lse = q.new_empty((*q.shape[:3], 1), dtype=accumulation_dtype(q.dtype))
-        into = [x.view(k.shape[0] * k.shape[1], q.shape[1] // k.shape[1], *x.shape[2:]) for x in (values, lse)]
-        for taken, part, step in _parts(q, k, v, codes, codebook, cache, block):
+        out = blank_averages(x)
+        heads = k.shape[0] * k.shape[1], q.shape[1] // k.shape[1]
+        into = [y.view(*heads, *y.shape[2:]) for y in (out.values, out.lse[..., None])]
+        for taken, part, step in _parts(x):
             for segment in _segments(q.shape[2], k.shape[2], first, block):
                 gather_codes(part.sums, part.codes[:, segment.leaving], part.v[:, segment.leaving])
                 seen = Block(part, part.sums, segment, k.shape[2] - q.shape[2])
@@ -169,37 +174,19 @@ def coded_op(
                     if near:
                         mean.baddbmm_(odds[..., seen.choices :], seen.values[:, :near])
                     mean.div_(torch.where(total == 0, 1.0, total))
-                    for x, new in zip(into, (mean, top + total.log2()), strict=True):
-                        x[taken, :, rows] = new.view(*x[taken, :, rows].shape)
-    return values, lse[..., 0]
+                    for y, new in zip(into, (mean, top + total.log2()), strict=True):
+                        y[taken, :, rows] = new.view(*y[taken, :, rows].shape)
+    return out
 
 
-@coded_op.register_fake
-def _(q, k, v, codes, codebook, cache, first, block):  # type: ignore[no-untyped-def]
-    return q.new_empty((*q.shape[:3], v.shape[3]), dtype=accumulation_dtype(q.dtype)), q.new_empty(
-        q.shape[:3], dtype=accumulation_dtype(q.dtype)
-    )
-
-
-@torch.library.custom_op("regard::coded_backward", mutates_args=())
-def coded_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    codes: Tensor,
-    codebook: Tensor,
-    cache: Tensor,
-    values: Tensor,
-    lse: Tensor,
-    first: int,
-    block: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def backward(x: Coded, out: Averages, of: Averages, _wanted: Wanted) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and cache."""
+    q, k, v, *_, cache, first, block = x
+    (values, lse), grad = out, of.values
     with exact(q):
         dq, dk, dv, dcache = (
-            torch.zeros_like(x, dtype=accumulation_dtype(q.dtype), memory_format=torch.contiguous_format)
-            for x in (q, k, v, cache)
+            torch.zeros_like(y, dtype=accumulation_dtype(q.dtype), memory_format=torch.contiguous_format)
+            for y in (q, k, v, cache)
         )
         group, width, past = q.shape[1] // k.shape[1], v.shape[3], k.shape[2] - q.shape[2]
         into = dq.view(k.shape[0] * k.shape[1], group, *dq.shape[2:])
@@ -211,7 +198,7 @@ def coded_backward(
             ],
             -1,
         ).view(k.shape[0] * k.shape[1], group, q.shape[2], width + 2)
-        for taken, part, step in _parts(q, k, v, codes, codebook, cache, block):
+        for taken, part, step in _parts(x):
             to_k, to_v = dk.flatten(0, 1)[taken], dv.flatten(0, 1)[taken]
             walk: list[tuple[Segment, Tensor]] = []
             for segment in _segments(q.shape[2], k.shape[2], first, block):
@@ -223,15 +210,15 @@ def coded_backward(
                 recent, choices = segment.recent, seen.choices
                 to_mean, to_code = torch.zeros_like(seen.mean), torch.zeros_like(part.codebook)
                 for rows, query, near, weights in seen.tiles(part, step):
-                    out, mean, norm = brings[taken, :, rows].flatten(1, 2).split([width, 1, 1], -1)
+                    slopes, mean, norm = brings[taken, :, rows].flatten(1, 2).split([width, 1, 1], -1)
                     weights.sub_(norm).exp2_()
-                    to_mean.baddbmm_(weights[..., :choices].mT, out)
+                    to_mean.baddbmm_(weights[..., :choices].mT, slopes)
                     slope = torch.empty_like(weights)
-                    torch.bmm(out, seen.mean.mT, out=slope[..., :choices])
+                    torch.bmm(slopes, seen.mean.mT, out=slope[..., :choices])
                     if near:
                         reached = slice(recent.start, recent.start + near)
-                        to_v[:, reached].baddbmm_(weights[..., choices:].mT, out)
-                        torch.bmm(out, seen.values[:, :near].mT, out=slope[..., choices:])
+                        to_v[:, reached].baddbmm_(weights[..., choices:].mT, slopes)
+                        torch.bmm(slopes, seen.values[:, :near].mT, out=slope[..., choices:])
                     slope.sub_(mean).mul_(weights)
                     change = F.pad(torch.bmm(slope[..., :choices], seen.codebook), (0, query.shape[2] - seen.width))
                     if near:
@@ -246,29 +233,12 @@ def coded_backward(
                 if not block:
                     to_k[:, leaving] += _read(F.pad(to_code * seen.share, (0, 0, 0, 1)), part.codes[:, leaving])
             dcache.flatten(0, 1)[taken, :, :-1] = late[:, :-1]
-    return tuple(x.to(like.dtype) for x, like in ((dq, q), (dk, k), (dv, v), (dcache, cache)))  # type: ignore[return-value]
+    return dq, dk, dv, dcache
 
 
-@coded_backward.register_fake
-def _(grad, q, k, v, codes, codebook, cache, *others):  # type: ignore[no-untyped-def]
-    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, cache))
-
-
-_pulled = guarded(coded_backward)
-
-
-def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(*inputs[:6], *output)
-    ctx.options = inputs[6:]
-
-
-def _backward(ctx, grad: Tensor, _: Tensor):  # type: ignore[no-untyped-def]
-    dq, dk, dv, dcache = _pulled(grad, *ctx.saved_tensors, *ctx.options)
-    return dq, dk, dv, None, None, dcache, None, None
-
-
-coded_op.register_autograd(_backward, setup_context=_setup)
-_average = guarded(coded_op)
+_average = operator(
+    "coded", forward, backward, fake=blank_averages, wrt=("q", "k", "v", "cache"), keeps=("values", "lse")
+)
 
 
 def coded(
@@ -286,7 +256,7 @@ def coded(
     A state holds, in slots, what `window` says, and `cache`: the sums of values, and counts, of all keys before them.
 
     Args:
-        q, k, v, codes, codebook: see `coded_op`; as wide as codes.
+        q, k, v, codes, codebook: see `Coded`; as wide as codes.
         block: length of a block, causal; 0: every query sees every key.
         state: None: there is no past.
         distance: causal: (batch, heads, queries, width), an even one. Its product with `sinusoids` of the distance, all
@@ -295,13 +265,13 @@ def coded(
     if state is None:
         cache = k.new_zeros(*codebook.shape[:-1], v.shape[3] + 1).expand(len(k), -1, -1, -1)
         q, k = _placed(q, k, distance)
-        return _average(q, k, v, codes, codebook, cache, 0, block)[0].to(v.dtype), None
+        return _average(Coded(q, k, v, codes, codebook, cache, 0, block)).values.to(v.dtype), None
     past, cache = state.length, state.steady["cache"]
     grown = state.append(k=k.to(v.dtype), v=v, codes=codes)
     recent = _recent(past, block)
     kept = {name: x[:, :, state.kept - recent :] for name, x in grown.view().items()}
     q, k = _placed(q, kept["k"], distance)
-    values = _average(q, k, kept["v"], kept["codes"], codebook, cache, past - recent, block)[0]
+    values = _average(Coded(q, k, kept["v"], kept["codes"], codebook, cache, past - recent, block)).values
     leaving = recent + grown.length - past - _recent(grown.length, block)
     if leaving:
         sums = F.pad(cache.flatten(0, 1), (0, 0, 0, 1))
