@@ -123,7 +123,7 @@ def test_finite_differences() -> None:
 
     assert torch.autograd.gradcheck(lambda *x: channels.average_by_channel(*x, top).values, inputs, atol=1e-7)
     torch.library.opcheck(
-        channels._channels, (*inputs, top, True),
+        torch.ops.regard.channels.default, (*inputs, top, True),
         test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
     )  # fmt: skip
 
@@ -165,8 +165,9 @@ def test_memory_is_linear_in_the_length_alone() -> None:
     r, k = torch.rand(2, 1, 1, length, dim).unbind()
     v, sum, top = torch.randn(1, 1, length, value), torch.zeros(1, 1, dim, value + 1), torch.zeros(1, 1, dim)
     with Largest() as made:
-        out = channels.forward(r, k, v, sum, top, True)
-        channels.backward(torch.ones_like(v), None, r, k, v, *out[3:])
+        given = channels.Arguments(r, k, v, sum, top, keep=True)
+        out = channels.forward(given)
+        channels.backward(given, out, channels.Results(torch.ones_like(v), *[None] * 4), {})
     assert made.elements <= length * value < length * dim * value / 8
     assert out[3].shape == (4, 1, value + 1, dim)
 

@@ -347,11 +347,12 @@ def test_nothing_of_length_by_features_or_by_length_is_made() -> None:
     maps = ("positive_random", "positive_random")
     for causal in (True, False):
         with Largest() as made:
-            out = engine.forward(q, k, v, sum, top, w, None, None, None, *maps, 1.0, True, causal, True)
-            engine.backward(
-                torch.ones_like(v), None, None, q, k, v, w, None, None, None, out[0], out[1], *out[3:], *maps, 1.0,
-                True, causal,
-            )  # fmt: skip
+            given = engine.Arguments(
+                q, k, v, sum, top, w, None, None, None, *maps, 1.0, normalise=True, causal=causal, keep=True
+            )
+            out = engine.forward(given)
+            of = engine.Results(torch.ones_like(v), *[None] * 6)
+            engine.backward(given, out, of, {})
         allowed = max(length * value, 8 * features * (value + 1), 64 * 64)
         assert made.elements <= allowed < length * features
 
@@ -405,7 +406,9 @@ def test_the_operator_keeps_torchs_rules() -> None:
         True, True,
     )  # fmt: skip
     torch.library.opcheck(
-        engine._kernel, arguments, test_utils=("test_schema", "test_faketensor", "test_autograd_registration")
+        torch.ops.regard.kernel.default,
+        arguments,
+        test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
     )
 
 

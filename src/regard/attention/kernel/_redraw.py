@@ -11,6 +11,7 @@ from regard.attention.kernel._base import Kernel
 from regard.core.attention import generator, recomputing
 from regard.core.errors import ConfigError
 from regard.core.options import weight
+from regard.engines.operator import without_gradient
 from regard.features.maps import FEATURE_MAPS, FeatureMap
 from regard.features.projections import draw_projection
 
@@ -97,7 +98,11 @@ def draw(
     return torch.stack([one(head) for head in range(heads)])
 
 
-@torch.library.custom_op("regard::scheduled_projection", mutates_args=("projection", "calls"))
+@without_gradient(
+    "scheduled_projection",
+    fake=lambda projection, *_: torch.empty_like(projection),
+    changes=("projection", "calls"),
+)
 def scheduled_projection(
     projection: Tensor, calls: Tensor, interval: int, seed: int, orthogonal: bool, norms: str, pool: int | None
 ) -> Tensor:
@@ -112,10 +117,3 @@ def scheduled_projection(
             heads, rows, dim = projection.shape
             projection.copy_(draw(seed, int(calls) // interval, heads, rows, dim, orthogonal, norms, pool))
     return projection.clone()
-
-
-@scheduled_projection.register_fake
-def _(
-    projection: Tensor, calls: Tensor, interval: int, seed: int, orthogonal: bool, norms: str, pool: int | None
-) -> Tensor:
-    return torch.empty_like(projection)

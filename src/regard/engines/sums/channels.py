@@ -10,14 +10,13 @@ boundary, six levels and the diagonal. What came before the chunk meets it at it
     S  <- exp(M_start - M_end) S + sum_j exp(k_j - M_end) [v_j, 1]^T
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from regard.core.attention import accumulation_dtype
-from regard.core.transforms import guarded
+from regard.engines.operator import Wanted, operator
 from regard.engines.sums.passes import CHUNK, LOWEST, SPAN, Span, count_spans, divisor, learning, require_kept, spans
 
 __all__ = ["average_by_channel"]
@@ -51,7 +50,28 @@ def average_by_channel(r: Tensor, k: Tensor, v: Tensor, sum: Tensor, top: Tensor
     Returns:
         Channels, differentiable with respect to r, k, v and sum, once.
     """
-    return Channels(*_average(r, k, v, sum, top, learning(r, k, v, sum))[:3])
+    return Channels(*_average(Arguments(r, k, v, sum, top, learning(r, k, v, sum)))[:3])
+
+
+class Arguments(NamedTuple):
+    """Of the operator; see `average_by_channel`."""
+
+    r: Tensor
+    k: Tensor
+    v: Tensor
+    sum: Tensor
+    top: Tensor
+    keep: bool
+    """keep states for the backward pass"""
+
+
+class Results(NamedTuple):
+    values: Tensor
+    sum: Tensor
+    top: Tensor
+    kept_sum: Tensor
+    """(spans, rows, value + 1, dim): states before each span; none where nothing is kept"""
+    kept_top: Tensor
 
 
 class _Chunks(NamedTuple):
@@ -196,14 +216,13 @@ def _queries(r: Tensor, span: Span) -> Tensor:
     return _even(span.of(r, 2).to(accumulation_dtype(r.dtype)), 0).flatten(0, 1)
 
 
-def _blank(
-    r: Tensor, k: Tensor, v: Tensor, sum: Tensor, top: Tensor, keep: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _blank(x: Arguments) -> Results:
     """Results of the right shapes, unwritten."""
+    r, k, v, sum, top, keep = x
     queries, keys = r.shape[2], k.shape[2]
     kept = count_spans(keys - queries) + count_spans(queries) if keep else 0
     rows = sum.shape[0] * sum.shape[1]
-    return (
+    return Results(
         r.new_empty(*r.shape[:3], v.shape[3]),
         torch.empty_like(sum, memory_format=torch.contiguous_format),
         torch.empty_like(top, memory_format=torch.contiguous_format),
@@ -212,24 +231,23 @@ def _blank(
     )
 
 
-def forward(
-    r: Tensor, k: Tensor, v: Tensor, sum: Tensor, top: Tensor, keep: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The operator's body: values, sum, top, and the states before each span where a gradient is wanted."""
-    out, last, highest, kept_sum, kept_top = _blank(r, k, v, sum, top, keep)
+def forward(x: Arguments) -> Results:
+    """The averages, and the states before each span where they are kept."""
+    r, k, v, sum, top, keep = x
+    out = _blank(x)
     queries, keys, dim = r.shape[2], k.shape[2], k.shape[3]
-    values = out.view(-1, r.shape[1] // k.shape[1], queries, v.shape[3])
+    values = out.values.view(-1, r.shape[1] // k.shape[1], queries, v.shape[3])
     flat = _flat(r, k, v)
     rows = flat[1].shape[0]
     with torch.no_grad(), torch.autocast(r.device.type, enabled=False):
         for part in _parts(rows, flat[0].shape[1], keys, dim, r):
-            pr, pk, pv = (x[part] for x in flat)
+            pr, pk, pv = (y[part] for y in flat)
             states = sum.new_empty(SPAN + 1, pk.shape[0], v.shape[3] + 1, dim)
             states[0] = sum.reshape(rows, *sum.shape[2:])[part].mT
             before = top.reshape(rows, dim)[part]
             for index, span in enumerate(_spans(queries, keys)):
                 if keep:
-                    kept_sum[index, part], kept_top[index, part] = states[0], before
+                    out.kept_sum[index, part], out.kept_top[index, part] = states[0], before
                 c = _chunks(pk, pv, before, span)
                 _advance(c, states)
                 if span.first >= keys - queries:
@@ -241,35 +259,29 @@ def forward(
                     place = at.of(values[part], 2)
                     place.copy_(y.view(*place.shape[:3], -1, place.shape[4])[..., : span.width, :])
                 states[0], before = states[span.chunks], c.top
-            last.view(rows, *sum.shape[2:])[part] = states[0].mT
-            highest.view(rows, dim)[part] = before
-    return out, last, highest, kept_sum, kept_top
+            out.sum.view(rows, *sum.shape[2:])[part] = states[0].mT
+            out.top.view(rows, dim)[part] = before
+    return out
 
 
-_channels = torch.library.custom_op("regard::channels", forward, mutates_args=())
-
-
-@_channels.register_fake
-def _(r, k, v, sum, top, keep):
-    return _blank(r, k, v, sum, top, keep)
-
-
-def backward(
-    of_values: Tensor, of_sum: Tensor | None, r: Tensor, k: Tensor, v: Tensor, kept_sum: Tensor, kept_top: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def backward(x: Arguments, out: Results, of: Results, _wanted: Wanted) -> tuple[Tensor, ...]:
     """The gradients of r, k, v and sum from those of values and sum."""
-    into = _gradients(r, k, v, kept_sum)
+    r, k, v, *_ = x
+    kept_sum, kept_top = out.kept_sum, out.kept_top
+    require_kept(kept_sum)
+    of_values = r.new_zeros(*r.shape[:3], v.shape[3]) if of.values is None else of.values
+    into = tuple(y.new_empty(y.shape) for y in x[:4])
     queries, keys, dim = r.shape[2], k.shape[2], k.shape[3]
     flat = (*_flat(r, k, v), _flat(of_values, k, v)[0])
     rows = flat[1].shape[0]
     of_r, of_k, of_v = _flat(*into[:3])
     with torch.no_grad(), torch.autocast(r.device.type, enabled=False):
         for part in _parts(rows, flat[0].shape[1], keys, dim, r):
-            pr, pk, pv, slope = (x[part] for x in flat)
+            pr, pk, pv, slope = (y[part] for y in flat)
             states, slopes = (kept_sum.new_zeros(SPAN + 1, *kept_sum[0, part].shape) for _ in range(2))
             carried = slopes[0].clone()
-            if of_sum is not None:
-                carried += of_sum.reshape(rows, dim, -1)[part].mT
+            if of.sum is not None:
+                carried += of.sum.reshape(rows, dim, -1)[part].mT
             for index, span in reversed(list(enumerate(_spans(queries, keys)))):
                 c = _chunks(pk, pv, kept_top[index, part], span)
                 of_keys, of_columns, of_start = torch.zeros_like(c.k), torch.zeros_like(c.v), None
@@ -290,8 +302,8 @@ def backward(
                 of_keys.addcmul_(c.after, torch.bmm(c.v, ends))
                 of_columns.baddbmm_(c.after, ends.mT)
                 carried = slopes[0].clone()
-                for x, gradient in ((of_k, of_keys), (of_v, of_columns[..., :-1])):
-                    place = span.of(x[part])
+                for y, gradient in ((of_k, of_keys), (of_v, of_columns[..., :-1])):
+                    place = span.of(y[part])
                     place.copy_(gradient.unflatten(0, place.shape[:2])[:, :, : span.width])
             into[3].view(rows, dim, -1)[part] = carried.mT
     return into
@@ -328,52 +340,25 @@ def _pull(
     return of_r, torch.cat([torch.bmm(g.flatten(1, 2).mT, seen), (of_z * c.before).sum(1, keepdim=True)], 1)
 
 
-_channels_backward = torch.library.custom_op("regard::channels_backward", backward, mutates_args=())
-_pulled = guarded(_channels_backward)
+def _flops(x: Arguments, products: int) -> int:
+    """Multiplications and additions: products with the state per query and per key, and those of a chunk's pairs.
 
-
-def _gradients(r: Tensor, k: Tensor, v: Tensor, kept_sum: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    of_r, of_k, of_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (r, k, v))
-    return of_r, of_k, of_v, kept_sum.new_empty(*k.shape[:2], k.shape[3], v.shape[3] + 1)
-
-
-@_channels_backward.register_fake
-def _(of_values, of_sum, r, k, v, kept_sum, kept_top):
-    return _gradients(r, k, v, kept_sum)
-
-
-def _setup_context(ctx, inputs, output) -> None:
-    r, k, v, *_ = inputs
-    _, _, top, kept_sum, kept_top = output
-    ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(top, kept_sum, kept_top)
-    ctx.save_for_backward(r, k, v, kept_sum, kept_top)
-
-
-def _backward(ctx, of_values, of_sum, *_):
-    r, k, v, *kept = ctx.saved_tensors
-    require_kept(kept[0])
-    if of_values is None:
-        of_values = r.new_zeros(*r.shape[:3], v.shape[3])
-    return *_pulled(of_values, of_sum, r, k, v, *kept), None, None
-
-
-_channels.register_autograd(_backward, setup_context=_setup_context)
-_average = guarded(_channels)
-
-
-def _flops(r: list[int], k: list[int], v: list[int], products: int) -> int:
-    """Multiplications and additions: products with the state per query and per key, and those of a chunk's pairs."""
-    (batch, heads, queries, dim), (kv_heads, keys), value = r, k[1:3], v[3]
+    From shapes in the place of tensors.
+    """
+    shapes: Any = x
+    (batch, heads, queries, dim), (kv_heads, keys), value = shapes.r, shapes.k[1:3], shapes.v[3]
     per_query = dim * value + CHUNK * (dim // 2 + value)
     return 2 * products * batch * (heads * queries * per_query + kv_heads * keys * dim * (value + 1))
 
 
-@register_flop_formula(torch.ops.regard.channels)
-def _(r, k, v, *_, **kw) -> int:
-    return _flops(r, k, v, 1)
-
-
-@register_flop_formula(torch.ops.regard.channels_backward)
-def _(of_values, of_sum, r, k, v, *_, **kw) -> int:
-    return _flops(r, k, v, 3)
+_average = operator(
+    "channels",
+    forward,
+    backward,
+    fake=_blank,
+    wrt=("r", "k", "v", "sum"),
+    of=("values", "sum"),
+    keeps=("kept_sum", "kept_top"),
+    unread=("sum", "top"),
+    flops=(lambda x: _flops(x, 1), lambda x: _flops(x, 3)),
+)

@@ -4,12 +4,13 @@ One operator serves causal, bidirectional and cross attention, training, prefill
 chunk, forward and backward, so nothing of size length x features is stored; a compiler sees one node at any length.
 """
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from regard.core.attention import accumulation_dtype
-from regard.core.transforms import guarded
+from regard.engines.operator import Wanted, operator
 from regard.engines.sums.backward import Gradients, backward_causal, backward_full
 from regard.engines.sums.passes import (
     CHUNK,
@@ -80,61 +81,68 @@ def kernel_average(
         return step(q, k, v, sum, top, maps, scale, normalise, projection, log_weight, key_mask, rotation)
     keep = learning(q, k, v, sum, log_weight)
     tensors, options = (projection, log_weight, key_mask, rotation), (query_map, key_map, scale, normalise, causal)
-    return Averaged(*_average(q, k, v, sum, top, *tensors, *options, keep)[:5])
+    return Averaged(*_average(Arguments(q, k, v, sum, top, *tensors, *options, keep))[:5])
 
 
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, sum: Tensor, top: Tensor | None, projection: Tensor | None,
-    log_weight: Tensor | None, key_mask: Tensor | None, rotation: Tensor | None, query_map: str, key_map: str,
-    scale: float, normalise: bool, causal: bool, keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The operator's body; nothing in it is seen by autograd or autocast."""
-    x = _operands(q, k, v, projection, log_weight, key_mask, rotation, query_map, key_map, scale, normalise, causal)
+class Arguments(NamedTuple):
+    """Of the operator; see `kernel_average`."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    sum: Tensor
+    top: Tensor | None
+    projection: Tensor | None
+    log_weight: Tensor | None
+    key_mask: Tensor | None
+    rotation: Tensor | None
+    query_map: str
+    key_map: str
+    scale: float
+    normalise: bool
+    causal: bool
+    keep: bool
+    """keep states for the backward pass"""
+
+    def operands(self) -> Operands:
+        """With batch and kv_heads as one axis of rows."""
+        batch, kv_heads, keys = self.k.shape[:3]
+        rows = batch * kv_heads
+        return Operands(
+            q=self.q.reshape(rows, self.q.shape[1] // kv_heads, *self.q.shape[2:]),
+            k=self.k.reshape(rows, *self.k.shape[2:]),
+            v=self.v.reshape(rows, *self.v.shape[2:]),
+            projection=self.projection,
+            log_weight=None if self.log_weight is None else self.log_weight.reshape(rows, keys),
+            real=None if self.key_mask is None else self.key_mask[:, None].expand(-1, kv_heads, -1).flatten(0, 1),
+            rotation=self.rotation,
+            query_map=FEATURE_MAPS[self.query_map],
+            key_map=FEATURE_MAPS[self.key_map],
+            scale=self.scale,
+            normalise=self.normalise,
+            causal=self.causal,
+        )
+
+
+def forward(given: Arguments) -> Results:
+    """The averages, and the states before each span where they are kept; nothing in it is seen by autocast."""
+    x, sum, top = given.operands(), given.sum, given.top
     assert x.weighted == (top is not None), "a state has a top exactly where there are log weights"
-    out = _blank(q, k, v, sum, top, causal, keep)
+    out = _blank(given)
     views, first = _by_rows(out, x), None if top is None else top.flatten()
-    if first is not None and not causal:
+    if first is not None and not x.causal:
         out.kept_top[0] = first
-    run, states = forward_causal if causal else forward_full, sum.flatten(0, 1)
-    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+    run, states = forward_causal if x.causal else forward_full, sum.flatten(0, 1)
+    with torch.no_grad(), torch.autocast(x.q.device.type, enabled=False):
         for part, piece in x.split(sum.shape[2]):
             state = states[part].mT.clone(memory_format=torch.contiguous_format)
             run(piece, views, part, state, None if first is None else first[part])
     return out
 
 
-_kernel = torch.library.custom_op("regard::kernel", forward, mutates_args=())
-
-
-@_kernel.register_fake
-def _(q, k, v, sum, top, projection, log_weight, key_mask, rotation, to_q, to_k, scale, normalise, causal, keep):
-    return tuple(_blank(q, k, v, sum, top, causal, keep))
-
-
-def _operands(
-    q: Tensor, k: Tensor, v: Tensor, projection: Tensor | None, log_weight: Tensor | None, key_mask: Tensor | None,
-    rotation: Tensor | None, query_map: str, key_map: str, scale: float, normalise: bool, causal: bool,
-) -> Operands:  # fmt: skip
-    batch, kv_heads = k.shape[:2]
-    rows = batch * kv_heads
-    return Operands(
-        q=q.reshape(rows, q.shape[1] // kv_heads, *q.shape[2:]),
-        k=k.reshape(rows, *k.shape[2:]),
-        v=v.reshape(rows, *v.shape[2:]),
-        projection=projection,
-        log_weight=None if log_weight is None else log_weight.reshape(rows, k.shape[2]),
-        real=None if key_mask is None else key_mask[:, None].expand(-1, kv_heads, -1).flatten(0, 1),
-        rotation=rotation,
-        query_map=FEATURE_MAPS[query_map],
-        key_map=FEATURE_MAPS[key_map],
-        scale=scale,
-        normalise=normalise,
-        causal=causal,
-    )
-
-
-def _blank(q: Tensor, k: Tensor, v: Tensor, sum: Tensor, top: Tensor | None, causal: bool, keep: bool) -> Results:
+def _blank(x: Arguments) -> Results:
     """Results of the right shapes, unwritten."""
+    q, k, v, sum, top, *_, causal, keep = x
     batch, heads, queries = q.shape[:3]
     kv_heads, keys = k.shape[1:3]
     rows = batch * kv_heads
@@ -170,94 +178,54 @@ def _by_rows(out: Results, x: Operands) -> Results:
     )
 
 
-def backward(
-    of_values: Tensor, of_total: Tensor | None, of_sum: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
-    projection: Tensor | None, log_weight: Tensor | None, key_mask: Tensor | None, rotation: Tensor | None,
-    values: Tensor, total: Tensor, sum: Tensor, top: Tensor, kept_sum: Tensor, kept_top: Tensor, query_map: str,
-    key_map: str, scale: float, normalise: bool, causal: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of q, k, v, log_weight (empty without) and sum, from those of values, total and sum."""
-    x = _operands(q, k, v, projection, log_weight, key_mask, rotation, query_map, key_map, scale, normalise, causal)
-    out = _by_rows(Results(values, total, top.new_empty(0), sum, top, kept_sum, kept_top), x)
-    into = _gradients(q, k, v, log_weight, sum)
+def backward(given: Arguments, out: Results, of: Results, _wanted: Wanted) -> Gradients:
+    """The gradients of q, k, v, log_weight and sum, from those of values, total and sum; of no log_weight, empty."""
+    x, sum = given.operands(), out.sum
+    if x.causal:
+        require_kept(out.kept_sum)
+    views = _by_rows(out._replace(highest=sum.new_empty(0)), x)
+    weight = sum.new_empty(0) if given.log_weight is None else given.log_weight
+    into = Gradients(*(y.new_empty(y.shape) for y in (*given[:3], weight, sum)))
     flat = Gradients(into.q.view_as(x.q), *(g.flatten(0, 1) if g.ndim > 1 else g for g in into[1:]))
+    of_values = torch.zeros_like(out.values) if of.values is None else of.values
     of_values = of_values.reshape(*x.q.shape[:2], *of_values.shape[2:])
-    of_total = None if of_total is None else of_total.reshape(x.q.shape[:3])
-    run, states = backward_causal if causal else backward_full, None if of_sum is None else of_sum.flatten(0, 1)
-    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+    of_total = None if of.total is None else of.total.reshape(x.q.shape[:3])
+    run, states = backward_causal if x.causal else backward_full, None if of.sum is None else of.sum.flatten(0, 1)
+    with torch.no_grad(), torch.autocast(x.q.device.type, enabled=False):
         for part, piece in x.split(sum.shape[2]):
-            of_state = torch.zeros_like(out.sum[part].mT, memory_format=torch.contiguous_format)
+            of_state = torch.zeros_like(views.sum[part].mT, memory_format=torch.contiguous_format)
             if states is not None:
                 of_state += states[part].mT
             slope = None if of_total is None else of_total[part]
-            run(piece, out.of(part), Gradients(*(g[part] for g in flat)), of_values[part], slope, of_state)
+            run(piece, views.of(part), Gradients(*(g[part] for g in flat)), of_values[part], slope, of_state)
     return into
 
 
-_kernel_backward = torch.library.custom_op("regard::kernel_backward", backward, mutates_args=())
-_pulled = guarded(_kernel_backward)
-
-
-def _gradients(q: Tensor, k: Tensor, v: Tensor, log_weight: Tensor | None, sum: Tensor) -> Gradients:
-    def like(x: Tensor) -> Tensor:
-        return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-    return Gradients(like(q), like(k), like(v), q.new_empty(0) if log_weight is None else like(log_weight), like(sum))
-
-
-@_kernel_backward.register_fake
-def _(of_values, of_total, of_sum, q, k, v, projection, log_weight, key_mask, rotation, values, total, sum, *_rest):
-    return tuple(_gradients(q, k, v, log_weight, sum))
-
-
-def _setup_context(ctx, inputs, output) -> None:
-    q, k, v, _, _, projection, log_weight, key_mask, rotation, *options, _ = inputs
-    values, total, highest, sum, top, kept_sum, kept_top = output
-    ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(highest, top, kept_sum, kept_top)
-    ctx.save_for_backward(
-        q, k, v, projection, log_weight, key_mask, rotation, values, total, sum, top, kept_sum, kept_top
-    )
-    ctx.options = options
-
-
-def _backward(ctx, of_values, of_total, of_highest, of_sum, *_):
-    saved = ctx.saved_tensors
-    if ctx.options[-1]:
-        require_kept(saved[11])
-    if of_values is None:
-        of_values = torch.zeros_like(saved[7])
-    grads = _pulled(of_values, of_total, of_sum, *saved, *ctx.options)
-    log_weight = None if saved[4] is None else grads[3]
-    return grads[0], grads[1], grads[2], grads[4], None, None, log_weight, *[None] * 8
-
-
-_kernel.register_autograd(_backward, setup_context=_setup_context)
-_average = guarded(_kernel)
-
-
-def _flops(
-    q: list[int], k: list[int], sum: list[int], projected: bool, causal: bool, products: tuple[int, int, int, int, int]
-) -> int:
-    """Multiplications and additions of the matrix products of a pass.
+def _flops(x: Arguments, products: tuple[int, int, int, int, int]) -> int:
+    """Multiplications and additions of the matrix products of a pass, from shapes in the place of tensors.
 
     `products` counts those with the state per query and per key, those with the projection for both, and those of a
     chunk's pairs over the features and over the value columns.
     """
-    (batch, heads, queries, dim), (kv_heads, keys), (features, columns) = q, k[1:3], sum[2:]
+    shapes: Any = x
+    (batch, heads, queries, dim), (kv_heads, keys), (features, columns) = shapes.q, shapes.k[1:3], shapes.sum[2:]
     of_query, of_key, maps, over_features, over_columns = products
+    projected = x.projection is not None
     per_query = of_query * features * columns + maps * projected * features * dim
-    if causal:
+    if x.causal:
         per_query += CHUNK * (over_features * features + over_columns * columns)
     per_key = of_key * features * columns + maps * projected * features * dim
     return 2 * batch * (heads * queries * per_query + kv_heads * keys * per_key)
 
 
-@register_flop_formula(torch.ops.regard.kernel)
-def _(q, k, v, sum, top, projection, log, mask, rotation, to_q, to_k, scale, normalise, causal, *_, **kw) -> int:
-    return _flops(q, k, sum, projection is not None, causal, (1, 1, 1, 1, 1))
-
-
-@register_flop_formula(torch.ops.regard.kernel_backward)
-def _(of_values, of_total, of_sum, q, k, v, projection, log, mask, rotation, values, total, sum, *rest, **kw) -> int:
-    return _flops(q, k, sum, projection is not None, rest[-1], (2, 3 if rest[-1] else 2, 2, 3, 2))
+_average = operator(
+    "kernel",
+    forward,
+    backward,
+    fake=_blank,
+    wrt=("q", "k", "v", "log_weight", "sum"),
+    of=("values", "total", "sum"),
+    keeps=("values", "total", "sum", "top", "kept_sum", "kept_top"),
+    unread=("sum", "top"),
+    flops=(lambda x: _flops(x, (1, 1, 1, 1, 1)), lambda x: _flops(x, (2, 3 if x.causal else 2, 2, 3, 2))),
+)

@@ -4,12 +4,13 @@ import torch
 from torch import Tensor
 
 from regard.core.attention import generator, recomputing
+from regard.engines.operator import without_gradient
 
 BLOCK = 32
 """positions that one generator serves: fewer would take more generators, more would draw what decoding discards"""
 
 
-@torch.library.custom_op("regard::counted_call", mutates_args=("calls",))
+@without_gradient("counted_call", fake=torch.empty_like, changes=("calls",))
 def counted_call(calls: Tensor) -> Tensor:
     """Count a training call, unless it repeats one inside a backward pass, and return its number."""
     if not recomputing():
@@ -17,12 +18,14 @@ def counted_call(calls: Tensor) -> Tensor:
     return calls.clone()
 
 
-@counted_call.register_fake
-def _(calls: Tensor) -> Tensor:
-    return torch.empty_like(calls)
+def _blank_noise(
+    like: Tensor, _source: Tensor, _first: int, count: int, heads: int, samples: int
+) -> tuple[Tensor, Tensor]:
+    shape = (heads, count, samples)
+    return like.new_empty((*shape, like.shape[-1]), dtype=torch.float64), like.new_empty(shape, dtype=torch.float64)
 
 
-@torch.library.custom_op("regard::position_noise", mutates_args=())
+@without_gradient("position_noise", fake=_blank_noise)
 def position_noise(
     like: Tensor, source: Tensor, first: int, count: int, heads: int, samples: int
 ) -> tuple[Tensor, Tensor]:
@@ -52,9 +55,3 @@ def position_noise(
     skip = first - start * BLOCK
     both = (x.flatten(1, 2)[:, skip : skip + count].to(like.device) for x in (normal, uniform))
     return next(both).contiguous(), next(both).contiguous()
-
-
-@position_noise.register_fake
-def _(like: Tensor, source: Tensor, first: int, count: int, heads: int, samples: int) -> tuple[Tensor, Tensor]:
-    shape = (heads, count, samples)
-    return like.new_empty((*shape, like.shape[-1]), dtype=torch.float64), like.new_empty(shape, dtype=torch.float64)
