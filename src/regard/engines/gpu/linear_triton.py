@@ -13,14 +13,15 @@ With TRITON_INTERPRET=1 the kernels run on a CPU, slowly, which is how they are 
 """
 
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from regard.core.errors import UnsupportedError
-from regard.core.transforms import guarded
 from regard.engines.gpu._interpreter import INTERPRETED
+from regard.engines.operator import Wanted, operator
 
 
 def require() -> None:
@@ -58,73 +59,65 @@ def causal_average(
         (values, total, sum): (batch, heads, queries, value) in v's dtype, (batch, heads, queries) the normaliser, and
         the sums behind the last key; all differentiable, once.
     """
-    return _averaged(fq.contiguous(), fk.contiguous(), v.contiguous(), sum.contiguous(), normalise)
+    x = Arguments(fq.contiguous(), fk.contiguous(), v.contiguous(), sum.contiguous(), normalise)
+    return tuple(_average(x))  # type: ignore[return-value]
 
 
-@torch.library.custom_op("regard::linear_triton", mutates_args=())
-def _average(fq: Tensor, fk: Tensor, v: Tensor, sum: Tensor, normalise: bool) -> tuple[Tensor, Tensor, Tensor]:
+class Arguments(NamedTuple):
+    """Of the operator; see `causal_average`."""
+
+    fq: Tensor
+    fk: Tensor
+    v: Tensor
+    sum: Tensor
+    normalise: bool
+
+
+class Results(NamedTuple):
+    values: Tensor
+    total: Tensor
+    sum: Tensor
+
+
+def _blank(x: Arguments) -> Results:
+    values, total = x.v.new_empty(*x.fq.shape[:3], x.v.shape[3]), x.sum.new_empty(x.fq.shape[:3])
+    return Results(values, total, torch.empty_like(x.sum))
+
+
+def _forward(x: Arguments) -> Results:
     from regard.engines.gpu import _linear_triton_passes as passes
 
-    states, end = passes.sums(fk, v, sum)
-    values, total = passes.outputs(fq, fk, v, states, normalise)
-    return values, total, end
+    states, end = passes.sums(x.fk, x.v, x.sum)
+    values, total = passes.outputs(x.fq, x.fk, x.v, states, x.normalise)
+    return Results(values, total, end)
 
 
-@_average.register_fake
-def _(fq, fk, v, sum, normalise):
-    return v.new_empty(*fq.shape[:3], v.shape[3]), sum.new_empty(fq.shape[:3]), torch.empty_like(sum)
-
-
-@torch.library.custom_op("regard::linear_triton_backward", mutates_args=())
-def _average_backward(
-    of_values: Tensor,
-    of_total: Tensor | None,
-    of_end: Tensor | None,
-    fq: Tensor,
-    fk: Tensor,
-    v: Tensor,
-    sum: Tensor,
-    values: Tensor,
-    total: Tensor,
-    normalise: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _backward(x: Arguments, out: Results, of: Results, _wanted: Wanted) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of fq, fk, v and sum."""
     from regard.engines.gpu import _linear_triton_passes as passes
 
-    outer, slope = of_values.to(sum.dtype), torch.zeros_like(total)
-    if normalise:  # y / l: d y = d out / l, d l = -(d out . out) / l
-        safe = torch.where(total == 0, torch.inf, total)
-        slope = -(outer * values).sum(-1) / safe
+    fq, fk, v, sum, _ = x
+    of_values = torch.zeros_like(out.values) if of.values is None else of.values
+    outer, slope = of_values.to(sum.dtype), torch.zeros_like(out.total)
+    if x.normalise:  # y / l: d y = d out / l, d l = -(d out . out) / l
+        safe = torch.where(out.total == 0, torch.inf, out.total)
+        slope = -(outer * out.values).sum(-1) / safe
         outer = outer / safe[..., None]
-    if of_total is not None:
-        slope = slope + of_total
+    if of.total is not None:
+        slope = slope + of.total
     outer = outer.to(v.dtype).contiguous()
     states, _ = passes.sums(fk, v, sum)
-    after, of_sum = passes.slopes(fq, outer, slope, torch.zeros_like(sum) if of_end is None else of_end.contiguous())
+    after, of_sum = passes.slopes(fq, outer, slope, torch.zeros_like(sum) if of.sum is None else of.sum.contiguous())
     of_fq, of_fk = passes.feature_gradients(fq, fk, v, outer, slope, states, after)
     return of_fq, of_fk, passes.value_gradient(fq, fk, outer, after), of_sum
 
 
-@_average_backward.register_fake
-def _(of_values, of_total, of_end, fq, fk, v, sum, values, total, normalise):
-    return torch.empty_like(fq), torch.empty_like(fk), torch.empty_like(v), torch.empty_like(sum)
-
-
-_pulled = guarded(_average_backward)
-
-
-def _setup_context(ctx, inputs, output) -> None:
-    *tensors, ctx.normalise = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, output[0], output[1])
-
-
-def _backward(ctx, of_values, of_total, of_end):
-    saved = ctx.saved_tensors
-    if of_values is None:
-        of_values = torch.zeros_like(saved[4])
-    return *_pulled(of_values, of_total, of_end, *saved, ctx.normalise), None
-
-
-_average.register_autograd(_backward, setup_context=_setup_context)
-_averaged = guarded(_average)
+_average = operator(
+    "linear_triton",
+    _forward,
+    _backward,
+    fake=_blank,
+    wrt=("fq", "fk", "v", "sum"),
+    of=("values", "total", "sum"),
+    keeps=("values", "total"),
+)

@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.core.bias import ScoreBias
 from regard.core.errors import ConfigError
 from regard.core.precision import accumulation_dtype
-from regard.core.transforms import guarded
+from regard.engines.operator import Wanted, operator
 from regard.engines.tiles.decay import Sight, faded, gate_gradient, level_tiles, pair_sums, to_nearest
 from regard.engines.tiles.dropout import Dropout, labels
 from regard.engines.tiles.operands import Operands, lowest
@@ -103,8 +103,7 @@ def tiled_attention(
     if bias is not None and bias.query is not None and bias.relative is not None:
         query = bias.query.to(dtype).expand(*q.shape[:3], -1)
         relative = bias.relative.to(dtype).expand(q.shape[1], -1, -1)
-    positions = query_positions, key_positions
-    values, lse = _average(
+    arguments = Arguments(
         q.to(dtype),
         k.to(dtype),
         v.to(dtype),
@@ -113,9 +112,11 @@ def tiled_attention(
         query,
         relative,
         log_gates,
-        *(x if isinstance(x, Tensor) else None for x in positions),
+        query_positions if isinstance(query_positions, Tensor) else None,
+        key_positions if isinstance(key_positions, Tensor) else None,
         None if dropout is None else dropout.seed,
-        *(0 if isinstance(x, Tensor) else x for x in positions),
+        0 if isinstance(query_positions, Tensor) else query_positions,
+        0 if isinstance(key_positions, Tensor) else key_positions,
         pattern.text,
         scale,
         0 if bias is None else bias.high,
@@ -123,6 +124,7 @@ def tiled_attention(
         0.0 if dropout is None else dropout.probability,
         moved,
     )
+    values, lse = _average(arguments)
     if log_gates is not None:  # of the nearest keys, which the logits of the operator leave out
         sight = Sight(ahead, queries, keys, curve, 0 if bias is None else bias.high)
         if not sight.plain:
@@ -131,7 +133,7 @@ def tiled_attention(
 
 
 class Arguments(NamedTuple):
-    """Arguments of both operators, in this order."""
+    """Of the operator."""
 
     q: Tensor
     k: Tensor
@@ -190,76 +192,46 @@ class Arguments(NamedTuple):
         return Operands(*self[:3], hidden, *self[4:7], levels, made, self.high, self.scale)
 
 
-TENSORS = 11
-"""how many of the arguments are tensors"""
-SCHEMA = (
-    "Tensor q, Tensor k, Tensor v, Tensor? key_mask, Tensor? curve, Tensor? query, Tensor? relative, "
-    "Tensor? log_gates, Tensor? query_positions, Tensor? key_positions, Tensor? seed, SymInt query_start, "
-    "SymInt key_start, str rule, float scale, SymInt high, SymInt whole, float dropout, SymInt moved"
-)
+class Averages(NamedTuple):
+    values: Tensor
+    """(batch, heads, queries, value)"""
+    lse: Tensor
+    """(batch, heads, queries), log-sum-exp"""
 
 
-@torch.library.custom_op("regard::tiles", mutates_args=(), schema=f"({SCHEMA}) -> (Tensor, Tensor)")
-def tiles(*arguments):
-    """Values (batch, heads, queries, value) and log-sum-exp (batch, heads, queries)."""
-    call = Arguments(*arguments)
-    return forward(call.plan(), call.operands())
+def _blank(x: Arguments) -> Averages:
+    return Averages(x.q.new_empty(*x.q.shape[:3], x.v.shape[3]), x.q.new_empty(x.q.shape[:3]))
 
 
-@tiles.register_fake
-def _(q, k, v, *_):
-    return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3])
+def _forward(x: Arguments) -> Averages:
+    return Averages(*forward(x.plan(), x.operands()))
 
 
-@torch.library.custom_op(
-    "regard::tiles_backward",
-    mutates_args=(),
-    schema=f"(Tensor grad_values, Tensor grad_lse, Tensor values, Tensor lse, {SCHEMA}, bool curve_learns, "
-    "bool relative_learns, bool gates_learn) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
-def tiles_backward(grad_values, grad_lse, values, lse, *rest):
-    """Gradients of q, k, v, curve, query, relative, log_gates; empty where nothing learns."""
-    call, learns = Arguments(*rest[:-3]), rest[-3:]
-    grads = backward(call.plan(), call.operands(), values, lse, grad_values, grad_lse, *learns)
-    queries, keys = call.q.shape[2], call.k.shape[2]
+def _backward(x: Arguments, out: Averages, of: Averages, wanted: Wanted) -> tuple[Tensor | None, ...]:
+    """Gradients of q, k, v, curve, query, relative, log_gates."""
+    of_values, of_lse = (torch.zeros_like(y) if slope is None else slope for y, slope in zip(out, of, strict=True))
+    learns = wanted["curve"], wanted["query"] or wanted["relative"], wanted["log_gates"]
+    grads = backward(x.plan(), x.operands(), *out, of_values, of_lse, *learns)
+    queries, keys = x.q.shape[2], x.k.shape[2]
     lengths = queries, keys, keys, None, queries, None, queries, keys  # whole tiles end in padding
     *gradients, of_queries, of_keys = (
-        x if n is None or x.ndim < 2 else x[:, :, :n].contiguous() for x, n in zip(grads, lengths, strict=True)
+        y if n is None or y.ndim < 2 else y[:, :, :n].contiguous() for y, n in zip(grads, lengths, strict=True)
     )
-    if call.log_gates is None or not learns[2]:
-        return (*gradients, call.q.new_empty(0))
-    return (*gradients, gate_gradient(call.log_gates, call.ahead, of_queries, of_keys))
+    if x.log_gates is None or not wanted["log_gates"]:
+        return *gradients, None
+    return *gradients, gate_gradient(x.log_gates, x.ahead, of_queries, of_keys)
 
 
-@tiles_backward.register_fake
-def _(grad_values, grad_lse, values, lse, q, k, v, key_mask, curve, query, relative, log_gates, *rest):
-    curve_learns, relative_learns, gates_learn = rest[-3:]
-    learns = curve_learns, relative_learns, relative_learns, gates_learn
-    learning = zip((curve, query, relative, log_gates), learns, strict=True)
-    biases = (q.new_empty(0) if x is None or not learns else x.new_empty(x.shape) for x, learns in learning)
-    return *(x.new_empty(x.shape) for x in (q, k, v)), *biases
-
-
-_pulled = guarded(tiles_backward)
-
-
-def _setup_context(ctx, inputs, output):
-    ctx.save_for_backward(*output, *inputs[:TENSORS])
-    ctx.rest = inputs[TENSORS:]
-    ctx.patterns = unwritten(Arguments(*inputs).rule)  # what is made from a function must live until the backward
-
-
-def _backward(ctx, grad_values, grad_lse):
-    need = ctx.needs_input_grad
-    learns = need[4], need[5] or need[6], need[7]
-    grads = _pulled(grad_values, grad_lse, *ctx.saved_tensors, *ctx.rest, *learns)
-    curve = grads[3] if learns[0] else None
-    query, relative = grads[4:6] if learns[1] else (None, None)
-    return *grads[:3], None, curve, query, relative, grads[6] if learns[2] else None, *(None,) * (len(need) - 8)
-
-
-tiles.register_autograd(_backward, setup_context=_setup_context)
-_average = guarded(tiles)
+_average = operator(
+    "tiles",
+    _forward,
+    _backward,
+    fake=_blank,
+    wrt=("q", "k", "v", "curve", "query", "relative", "log_gates"),
+    of=("values", "lse"),
+    keeps=("values", "lse"),
+    holds=lambda x: unwritten(x.rule),  # what is made from a function must live until the backward pass
+)
 
 
 def masked_attention(

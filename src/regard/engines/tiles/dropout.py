@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.core.precision import accumulation_dtype
+from regard.engines.operator import without_gradient
 from regard.engines.tiles.operands import Group, Labels, Scratch, Share, Step, lanes, pick
 
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -53,19 +54,16 @@ class Dropout(NamedTuple):
         return factors_of_pairs(self.seed, i.expand(batch, -1), j.expand(batch, -1), heads, self.probability, wide)
 
 
-@torch.library.custom_op("regard::dropout_factors", mutates_args=())
+@without_gradient(
+    "dropout_factors",
+    fake=lambda _, i, j, heads, __, dtype: i.new_empty((i.shape[0], heads, i.shape[1], j.shape[1]), dtype=dtype),
+)
 def factors_of_pairs(seed: Tensor, i: Tensor, j: Tensor, heads: int, probability: float, dtype: torch.dtype) -> Tensor:
     """As `Dropout.factors`; an operator, since a compiler that traced it might reason that products never wrap."""
     made = labels(int(seed), i, j, heads, probability)
     x = made.queries[..., :1] ^ made.keys.mT
     _finish(x, made.queries[..., 1:], torch.empty_like(x))
     return (x >= _threshold(probability)).to(dtype).div_(1 - probability)
-
-
-@factors_of_pairs.register_fake
-def _(seed, i, j, heads, probability, dtype):
-    del seed, probability
-    return i.new_empty((i.shape[0], heads, i.shape[1], j.shape[1]), dtype=dtype)
 
 
 def labels(
