@@ -12,7 +12,6 @@ from torch import Tensor
 
 import regard
 from regard import AttentionLayer, Heads
-from regard.integrations.convolution import ConvolutionAttention
 from regard.models.fusion import Fusion
 from regard.position import build_position
 from regard.position._base import sinusoidal_code
@@ -353,30 +352,6 @@ def bounded_distance() -> list[Row]:
         Row("f(1), f(10), f(100) at beta = 0", "", ", ".join(f"{x:.4f}" for x in far)),
         Row("gradient of w, -1, with a key 800 away", *("finite" if x.isfinite().all() else "NaN" for x in slopes)),
         Row("weights of 8 heads", "", str(sum(weight.numel() for weight in eight.parameters()))),
-    ]
-
-
-@erratum(
-    "A convolution is a special case of self-attention",
-    "self-attention contains convolution",
-    "with quadratic relative positions, one head for each of the K^2 taps, and a border of zeros among the keys",
-)
-def convolution() -> list[Row]:
-    """Without the border, softmax moves what falls outside onto the nearest pixel inside; without K^2 heads, there is
-    no head for some taps.
-    """
-    torch.manual_seed(0)
-    theirs, image = torch.nn.Conv2d(2, 3, 3, padding=1).double(), draw(1, 2, 6, 6)
-    ours = ConvolutionAttention.from_conv2d(theirs)
-    with torch.no_grad():
-        wanted, found = theirs(image), ours(image)
-        ours.border = (0, 0)
-        bare = ours(image)
-    off = [(x - wanted).abs() for x in (bare, found)]
-    return [
-        Row("largest difference from nn.Conv2d, at the border", *(x.max().item() for x in off)),
-        Row("... inside", *(x[..., 1:-1, 1:-1].max().item() for x in off)),
-        Row("heads for a 3 x 3 kernel", "", str(ours.attention.heads.count)),
     ]
 
 

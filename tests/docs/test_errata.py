@@ -103,13 +103,6 @@ def test_biases_by_distance():
     assert count[1] == "16"
 
 
-def test_a_convolution_needs_its_border():
-    border, inside, heads = measured("convolution")
-    assert border[0] > 0.1
-    assert max(border[1], *inside) < 1e-13
-    assert heads[1] == "9"
-
-
 def test_random_features():
     """Chance is within 5 standard errors; what is biased is beyond 6."""
     (_, kernel), (_, ratio), *errors = measured("unbiased_kernel")

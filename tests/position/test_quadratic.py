@@ -7,7 +7,6 @@ import torch
 
 from regard import AttentionLayer, Heads
 from regard.position import build_position
-from regard.position.quadratic import quadratic_products
 
 
 def randn(*shape, seed=0):
@@ -70,29 +69,6 @@ def test_causal_heads_begin_by_looking_back():
     assert (centres[True] <= 0).all()
     assert torch.equal(centres[False].abs(), -centres[True])
     assert (centres[False] > 0).any()
-
-
-def test_products_over_one_axis_are_the_curve_up_to_a_constant_of_the_query():
-    scheme = build_position("quadratic(alpha=0.7, std=3.0)", Heads(count=3, key_dim=4), 8).double()
-    where = torch.arange(15.0, dtype=torch.float64)[:, None]
-    q, k = quadratic_products(scheme.alpha, scheme.centre[:, None], where, where)
-    slots = torch.arange(15)
-    curve = scheme.bias(randn(1, 3, 1, 4), -14, 14).logits(slots, slots)[0]
-    difference = q @ k.mT - curve
-    assert (difference - difference[..., :1]).abs().max() < 1e-10
-
-
-def test_products_over_two_axes_are_the_squared_distance():
-    alpha, centre, i, j = randn(2).abs(), randn(2, 2, seed=1), randn(3, 2, seed=2), randn(4, 2, seed=3)
-    q, k = quadratic_products(alpha, centre, i, j)
-    assert (q.shape, k.shape) == ((2, 3, 3), (4, 3))
-    for h in range(2):
-        for a in range(3):
-            for b in range(4):
-                wanted = (
-                    -alpha[h] * (j[b] - i[a] - centre[h]).square().sum() + alpha[h] * (i[a] + centre[h]).square().sum()
-                )
-                assert abs(q[h, a] @ k[b] - wanted) < 1e-12
 
 
 def test_gradients_reach_alpha_and_centre():
