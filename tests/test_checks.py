@@ -32,9 +32,9 @@ def test_a_sound_mechanism_passes(toy):
 def test_the_toys_need_every_check_that_honest_facts_do_not_excuse():
     subjects = [Subject(toy, toy.samples[0]) for toy in toys.TOYS]
     unused = {name for name, each in CHECKS.items() if all(each.excuse(subject) for subject in subjects)}
-    # No toy has a pattern of tiles, marks together with a state or a bias, heads that go by their number, or choices
+    # No toy has a pattern of tiles, marks together with a state, heads that go by their number, or choices
     # too many to keep clear of: mutants of the catalog fail these checks.
-    of_the_catalog = {"leak", "marks_state", "marks_bias", "queries_mix", "partition", "future_keys", "close_calls"}
+    of_the_catalog = {"leak", "marks_state", "queries_mix", "partition", "close_calls"}
     assert unused == of_the_catalog | {"heads_together"}
 
 
@@ -60,11 +60,8 @@ def test_an_excuse_names_the_fact_and_the_substitute():
     assert result.reason == "info: straight_through; checked instead: reference_gradients"
     (result,) = check_attention(toys.ToyDense, checks=["partition"])
     assert (result.status, result.reason) == ("excused", "no PatternSoftmax; checked instead: reference")
-    (result,) = check_attention(toys.ToyDense, checks=["future_keys"])
-    assert (result.status, result.reason) == ("excused", "no PatternSoftmax; checked instead: state_splits")
-    for each in ("partition", "future_keys"):
-        (result,) = check_attention("local(window=3)", checks=[each])
-        assert result.status == "passed"
+    (result,) = check_attention("local(window=3)", checks=["partition"])
+    assert result.status == "passed"
     (result,) = check_part(Sinusoidal, checks=["published_logits"])
     assert (result.status, result.reason) == ("excused", "class: absolute; checked instead: positions_are_added")
     (result,) = check_part(Rotary, checks=["columns_are_distances"])
@@ -142,7 +139,7 @@ def test_an_input_may_have_one_head_for_all():
         def gates(self, call):
             return super().gates(call).expand(-1, self.heads.count, -1)
 
-    names = ["facts", "activation", "input_bounds", "input_shapes", "input_slots", "state_splits", "causality"]
+    names = ["facts", "activation", "input_bounds", "input_shapes", "state_splits", "causality"]
     results = check_attention(SharedGate, checks=names)
     assert [f"{r.check}: {r.message}" for r in results if r.status != "passed"] == []
 

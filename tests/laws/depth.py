@@ -12,9 +12,9 @@ from regard.models.depth import Depth
 from regard.models.depth.early_exit import EarlyExit
 from regard.models.depth.fixed import Fixed
 from regard.models.depth.universal import Universal
-from regard.testing.compare import assert_close, assert_identical
+from regard.testing.compare import assert_close, assert_identical, require
 from regard.testing.inputs import here, randn
-from regard.testing.registry import check, require
+from regard.testing.registry import check
 
 STEPS, LAYERS, CUT = 5, 4, 6
 SIZES = {"depth.halt.weight": 0.1, "depth.halt.bias": -3.0, "depth.chooser.weight": 1.0, "depth.chooser.bias": 0.0}

@@ -10,9 +10,9 @@ from regard.models.decoder import LanguageModel
 from regard.models.depth import Depth
 from regard.models.depth.early_exit import LEARNT, EarlyExit
 from regard.models.depth.light_exit import LightExit
-from regard.testing.compare import assert_close, assert_identical
+from regard.testing.compare import assert_close, assert_identical, require
 from regard.testing.inputs import here
-from regard.testing.registry import check, require
+from regard.testing.registry import check
 from tests.laws.depth import LAYERS, headed, model_of, texts
 
 

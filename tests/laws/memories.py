@@ -12,9 +12,9 @@ from regard.memory import Memory, MemoryState
 from regard.memory.compressive import Compressive
 from regard.memory.memorizing import Memorizing
 from regard.memory.recent import Recent
-from regard.testing.compare import assert_close, assert_identical
+from regard.testing.compare import assert_close, assert_identical, require
 from regard.testing.inputs import here, randn
-from regard.testing.registry import check, require
+from regard.testing.registry import check
 
 DIM, HEADS, SEGMENT, LENGTH = 8, 2, 6, 24
 

@@ -11,9 +11,9 @@ from regard.core.errors import UnsupportedError
 from regard.memory import Memory
 from regard.memory.caches import Cache, Eviction, compressing
 from regard.models import LanguageModel, ModelConfig, ModelState
-from regard.testing.compare import assert_close, assert_identical
+from regard.testing.compare import assert_close, assert_identical, require
 from regard.testing.inputs import here, randn
-from regard.testing.registry import check, require
+from regard.testing.registry import check
 from tests.laws.depth import SIZES
 
 WORDS, SEGMENT, LENGTH, LATER, LEFT = 20, 6, 15, 8, 10

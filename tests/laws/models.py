@@ -16,9 +16,9 @@ from regard.models.blocks.reversible import Reversible
 from regard.models.config import ModelConfig
 from regard.models.encoder_decoder import CrossBlock, EncoderDecoder
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
-from regard.testing.compare import assert_close, assert_identical
+from regard.testing.compare import assert_close, assert_identical, require
 from regard.testing.inputs import here, randn
-from regard.testing.registry import check, require
+from regard.testing.registry import check
 from regard.text.tokenizer import ByteTokenizer
 from regard_lab.tasks.base import IGNORE
 from regard_lab.tasks.text import Windows

@@ -8,9 +8,9 @@ from regard.core.attention import Heads, registered_name
 from regard.core.bias import ScoreBias
 from regard.layer import AttentionLayer
 from regard.position import Position
-from regard.testing.compare import assert_close, assert_identical
+from regard.testing.compare import assert_close, assert_identical, require
 from regard.testing.inputs import here, randn
-from regard.testing.registry import check, require
+from regard.testing.registry import check
 from tests.laws.definitions import DEFINITIONS
 
 HEADS, KEY_DIM, DIM = 6, 8, 12

@@ -274,7 +274,7 @@ class TestInputs:
         assert layer(torch.randn(1, 5, 16)).hidden.isfinite().all()
 
     def test_raw_inputs_may_differ_from_declared_ones(self):
-        checks = ["facts", "activation", "input_bounds", "input_shapes", "input_slots", "finite_differences"]
+        checks = ["facts", "activation", "input_bounds", "input_shapes", "finite_differences"]
         checks += ["float32_gradients", "parameter_gradients", "reference_gradients"]
         results = check_attention(ToyTwiceGated, checks=checks)
         failed = [f"{r.check}: {r.message}" for r in results if r.status != "passed"]

@@ -30,7 +30,7 @@ class CausalOffByOne(ToyDense):
         return ahead if call.key_mask is None else ahead & call.key_mask[:, None, None]
 
 
-@mutant("causality_across_tiles")
+@mutant("causality_beyond_sizes")
 class LeaksAtATileBorder(ToyDense):
     """Rounds the last visible key up to the end of its tile of 64, once there is more than one."""
 
@@ -70,7 +70,7 @@ class KeyMaximumLeak(ToyFeatures):
         return super().walk(fq, fk / fk.amax((2, 3), keepdim=True) + 1e-3, v, past)
 
 
-@mutant("causality_of_gradients")
+@mutant("reference_gradients")
 class GradientLeak(ToyDense):
     """Adds the mean value minus itself: no effect on the output, but gradients flow from the future."""
 
@@ -106,7 +106,7 @@ class UpperLeftCausal(ToyDense):
         return super().allowed(queries, keys, call._replace(query_start=0) if call.causal else call)
 
 
-@mutant("cross")
+@mutant("odd_sizes")
 class SeesAsManyKeysAsQueries(ToyDense):
     """Uses the first n keys of another sequence for n queries."""
 

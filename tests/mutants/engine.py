@@ -79,7 +79,7 @@ class _Hasty(masks.Pattern):  # type: ignore[misc]
         return super().alive(key_positions, first_query + 1)
 
 
-@mutant("future_keys")
+@mutant("state_splits")
 class ForgetsOneQueryEarly(Pattern):
     """Drops the keys of a block before its last query has come."""
 

@@ -194,13 +194,6 @@ class ModestAboutSigns(ToyProjection):
         return super().attend(q, k, v, call)
 
 
-@mutant("matrix")
-class ClaimsNoOffset(ToyProjection):
-    """Adds a constant, and says it is linear in the values."""
-
-    default_info = claiming(ToyProjection.default_info, linear_in_value=True)
-
-
 @mutant("linear_in_value")
 class NormalisesValues(ToyDense):
     """Divides the values by their norm, and says it is linear in them."""

@@ -67,7 +67,7 @@ class TakesMarksOfTheFirstRow(Longformer):
         return super().attend(q, k, v, call._replace(marks=marks))
 
 
-@mutant("marks_causality")
+@mutant("marks")
 class SeesLaterGlobalTokens(Longformer):
     """Lets every query see every global token, the later ones too."""
 
@@ -89,7 +89,7 @@ class ForgetsMarks(Longformer):
         return k, v, grown._replace(state=state), keys
 
 
-@mutant("marks_bias")
+@mutant("bias_curve")
 class LeavesGlobalTokensUnbiased(Longformer):
     """Adds the bias to the window alone."""
 
@@ -97,7 +97,7 @@ class LeavesGlobalTokensUnbiased(Longformer):
         return super().column_terms(q, tokens, view, None)
 
 
-@mutant("marks_gradients")
+@mutant("reference_gradients")
 class WeighsPartsByConstants(Longformer):
     """Merges the window and the global tokens as if their shares were constants."""
 

@@ -13,7 +13,7 @@ from tests.mutants import mutant
 from tests.mutants.toys import ToyCodes, ToyDense, ToyTable, ToyWindow
 
 
-@mutant("bias_zero")
+@mutant("bias_curve")
 class BiasReplacesScale(ToyDense):
     """Forgets the scale when there is a bias."""
 
@@ -47,7 +47,7 @@ class BiasOffByOne(ToyDense):
         return super().biased(logits, call._replace(bias=shifted))
 
 
-@mutant("bias_relative")
+@mutant("bias_curve")
 class IgnoresRelative(ToyDense):
     """Drops the part that depends on the query."""
 

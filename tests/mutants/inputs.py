@@ -253,7 +253,7 @@ class BroadcastsInputs(ToyGated):
         return super().gates(call)[:, : self.heads.count].expand(-1, self.heads.count, -1)
 
 
-@mutant("input_slots")
+@mutant("state_splits")
 class GateOfTheQueryBefore(ToyDecay):
     """Gives each query the output gate of the one before, in algorithm and definition alike."""
 

@@ -66,7 +66,7 @@ class StateForgetsMask(ToyDense):
         return super().remember(k, v, call._replace(key_mask=None) if call.past else call)
 
 
-@mutant("state_prefix")
+@mutant("remember")
 class StoresQueriesOnly(ToyDense):
     """Keeps as many new keys as there are queries."""
 

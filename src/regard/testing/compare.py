@@ -1,12 +1,34 @@
 """The comparison that every check and test uses: strict about dtype, shape and special values, relative to the largest
 output."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["assert_close", "assert_gradients", "assert_identical", "largest_error"]
+__all__ = ["assert_close", "assert_gradients", "assert_identical", "largest_error", "refused", "require"]
+
+
+class Failure(AssertionError):
+    """A check that does not hold."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Fail the check unless `condition`; unlike `assert` it survives `python -O`."""
+    if not condition:
+        raise Failure(message)
+
+
+def refused(what: str, expected: type[Exception], attempt: Callable[..., object], *args: Any, **named: Any) -> None:
+    """Require that a call of `attempt` with these arguments ends by an error of this kind, and by no other."""
+    try:
+        attempt(*args, **named)
+    except expected:
+        return
+    except Exception as error:
+        raise Failure(f"{what}: expected {expected.__name__}, got {type(error).__name__}: {error}") from error
+    raise Failure(f"{what} was accepted")
 
 
 def assert_close(actual: Tensor, expected: Tensor, *, tolerance: float, what: str, source: str = "") -> None:

@@ -1,7 +1,7 @@
 """The subject and the inputs of a check: one mechanism with one option set, and signed random inputs that fit it."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from regard.core.attention import Attended, Attention, Heads, State, generator
-from regard.core.bias import ScoreBias
 from regard.core.info import Info, Input
-from regard.testing.compare import largest_error
+from regard.testing.compare import largest_error, require
 from regard.testing.sizes import growing, largest_size
 
 LENGTH = 13
@@ -172,6 +171,23 @@ class Subject:
                 parameter.add_(0.1 * randn(*parameter.shape, seed=name, dtype=parameter.dtype))
         return mechanism.to(dtype)
 
+    def case(self, causal: bool, dtype: torch.dtype = torch.float64) -> tuple[Attention, Inputs]:
+        """The mechanism and inputs."""
+        mechanism = self.build(causal, dtype=dtype)
+        return mechanism, self.inputs(mechanism, dtype=dtype)
+
+    def cases(self, dtype: torch.dtype = torch.float64) -> Iterator[tuple[bool, Attention, Inputs]]:
+        """`causal`, the mechanism and inputs, for each value of `causal` that the mechanism accepts."""
+        for causal in self.modes:
+            yield causal, *self.case(causal, dtype)
+
+    def drawn(
+        self, causal: bool, length: int, seed: str, *, batch: int = 2, dtype: torch.dtype = torch.float64
+    ) -> tuple[Attention, Inputs]:
+        """The mechanism built for a length, and inputs of it whatever they make the mechanism choose."""
+        mechanism = self.build(causal, dtype=dtype, max_length=max(length, 32))
+        return mechanism, draw(mechanism.heads, self.info, length, length, batch, seed).to(dtype)
+
     def inputs(
         self,
         mechanism: Attention,
@@ -292,68 +308,77 @@ def exact_copy(mechanism: Attention) -> Attention:
     return copy.deepcopy(mechanism).double()
 
 
-def call(
-    mechanism: Attention,
-    x: Inputs,
-    *,
-    key_mask: Tensor | None = None,
-    bias: ScoreBias | None = None,
-    marks: Tensor | None = None,
-    query_start: int | None = None,
-    state: State | None = None,
-    lse: bool = False,
-) -> Attended:
-    """Call the mechanism with every tensor of `x`."""
-    keywords: dict[str, Any] = {"key_mask": key_mask, "bias": bias, "marks": marks, "query_start": query_start}
-    return mechanism(x.q, x.k, x.v, **keywords, inputs=x.more, state=state, lse=lse)
+def call(mechanism: Attention, x: Inputs, **given: Any) -> Attended:
+    """Call the mechanism with every tensor of `x`; given: further arguments of the call, such as `key_mask`."""
+    return mechanism(x.q, x.k, x.v, inputs=x.more, **given)
 
 
 @torch.no_grad()
-def run(
-    mechanism: Attention,
-    x: Inputs,
-    *,
-    key_mask: Tensor | None = None,
-    bias: ScoreBias | None = None,
-    marks: Tensor | None = None,
-    query_start: int | None = None,
-    state: State | None = None,
-    lse: bool = False,
-) -> Attended:
-    """Call the mechanism without recording gradients."""
-    keywords: dict[str, Any] = {"key_mask": key_mask, "bias": bias, "marks": marks, "query_start": query_start}
-    return call(mechanism, x, **keywords, state=state, lse=lse)
+def run(mechanism: Attention, x: Inputs, **given: Any) -> Attended:
+    """As `call`, without recording gradients."""
+    return call(mechanism, x, **given)
 
 
-def define(
-    mechanism: Attention,
-    x: Inputs,
-    *,
-    key_mask: Tensor | None = None,
-    bias: ScoreBias | None = None,
-    marks: Tensor | None = None,
-    query_start: int | None = None,
-    decisions: object = None,
-) -> Tensor:
-    """The values that the definition gives."""
-    keywords: dict[str, Any] = {"key_mask": key_mask, "bias": bias, "marks": marks, "query_start": query_start}
-    return mechanism.definition(x.q, x.k, x.v, inputs=x.more, **keywords, decisions=decisions)
+def define(mechanism: Attention, x: Inputs, **given: Any) -> Tensor:
+    """The values that the definition gives; given: further arguments of `Attention.definition`."""
+    return mechanism.definition(x.q, x.k, x.v, inputs=x.more, **given)
 
 
 @torch.no_grad()
-def definition(
+def definition(mechanism: Attention, x: Inputs, **given: Any) -> Tensor:
+    """As `define`, without recording gradients."""
+    return define(mechanism, x, **given)
+
+
+def next_state(answer: Attended) -> State:
+    """The state that a call gave."""
+    require(answer.state is not None, "no state came back")
+    assert answer.state is not None
+    return answer.state
+
+
+def lse_of(answer: Attended) -> Tensor:
+    """The log-sum-exp that a call gave."""
+    require(answer.lse is not None, "no log-sum-exp came back")
+    assert answer.lse is not None
+    return answer.lse
+
+
+def start(mechanism: Attention, batch: int = 2, dtype: torch.dtype = torch.float64) -> State:
+    """A state of no slots."""
+    return mechanism.initial_state(batch, dtype=dtype, device=here())
+
+
+def stream(
     mechanism: Attention,
     x: Inputs,
+    cut: Sequence[int],
     *,
-    key_mask: Tensor | None = None,
-    bias: ScoreBias | None = None,
-    marks: Tensor | None = None,
-    query_start: int | None = None,
-    decisions: object = None,
-) -> Tensor:
-    """The values that the definition gives, without recording gradients."""
-    keywords: dict[str, Any] = {"key_mask": key_mask, "bias": bias, "marks": marks, "query_start": query_start}
-    return define(mechanism, x, **keywords, decisions=decisions)
+    state: State | None = None,
+    how: Callable[..., Attended] = run,
+    lse: bool = False,
+    **of_slots: Tensor | None,
+) -> tuple[Tensor, State]:
+    """The values, or the log-sum-exp, and the last state of a sequence that comes in pieces.
+
+    Args:
+        mechanism: causal.
+        x: the whole sequence.
+        cut: slots of each piece.
+        state: what it goes on from; None: nothing.
+        how: `run`, or `call` to record gradients.
+        lse: the log-sum-exp.
+        of_slots: arguments of the call with one entry per slot, (batch, slots).
+    """
+    state, out, at = start(mechanism, x.k.shape[0], x.k.dtype) if state is None else state, list[Tensor](), 0
+    before = state.length
+    for count in cut:
+        piece = {name: None if y is None else y[:, at : at + count] for name, y in of_slots.items()}
+        answer = how(mechanism, x.slots(at, at + count), state=state, lse=lse, **piece)
+        state, at = next_state(answer), at + count
+        require(state.length == before + at, f"state.length is {state.length} after {before + at} slots")
+        out.append(lse_of(answer) if lse else answer.values)
+    return torch.cat(out, 2), state
 
 
 def changed(x: Inputs, where: Tensor | slice, heads: Heads, info: Info, seed: str, scale: float = 1.0) -> Inputs:

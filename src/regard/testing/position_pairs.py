@@ -11,9 +11,8 @@ from regard import catalog, position
 from regard.core.attention import Attention, Heads
 from regard.core.errors import UnsupportedError
 from regard.layer import AttentionLayer
-from regard.testing.compare import assert_close, largest_error
+from regard.testing.compare import assert_close, largest_error, require
 from regard.testing.inputs import LENGTH, randn
-from regard.testing.registry import require
 
 DIM, HEADS = 16, 4
 PIECES = [5, 1, 1, LENGTH - 7]

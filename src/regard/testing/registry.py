@@ -12,16 +12,6 @@ from regard.files import consent
 from regard.testing.inputs import Subject
 
 
-class Failure(AssertionError):
-    """A check that does not hold."""
-
-
-def require(condition: bool, message: str) -> None:
-    """Fail the check unless `condition`; unlike `assert` it survives `python -O`."""
-    if not condition:
-        raise Failure(message)
-
-
 @dataclass(frozen=True)
 class Excuse:
     """A fact that makes a check meaningless, and the check that runs in its place.

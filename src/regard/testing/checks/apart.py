@@ -7,9 +7,9 @@ import torch
 from regard.core.attention import Attention
 from regard.core.errors import RegardError
 from regard.core.head_parts import head_part
-from regard.testing.compare import largest_error
+from regard.testing.compare import largest_error, require
 from regard.testing.inputs import LENGTH, Inputs, Subject, run
-from regard.testing.registry import check, require
+from regard.testing.registry import check
 from regard.testing.sizes import growing
 
 _CALLS = 4

@@ -1,21 +1,31 @@
 """Laws 6, 7 and 8: pure evaluation, every size, and refusal of whatever is not declared."""
 
-# ruff: noqa: B023 - every lambda is called before its loop moves on
 import copy
 import random
-from collections.abc import Callable
 
 import numpy as np
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from regard.core.attention import Attention, Heads, State
+from regard.core.attention import Attention, Heads
 from regard.core.bias import ScoreBias
 from regard.core.errors import ConfigError, LimitError, ShapeError, UnsupportedError
-from regard.testing.compare import assert_close, assert_identical
-from regard.testing.inputs import LENGTH, Inputs, Subject, call, changed, definition, exact_copy, here, randn, run
-from regard.testing.registry import Failure, check, require
+from regard.testing.compare import assert_close, assert_identical, refused, require
+from regard.testing.inputs import (
+    LENGTH,
+    Inputs,
+    Subject,
+    call,
+    changed,
+    definition,
+    exact_copy,
+    here,
+    randn,
+    run,
+    start,
+)
+from regard.testing.registry import check
 
 
 @check()
@@ -65,9 +75,7 @@ def shapes(subject: Subject) -> None:
 @check()
 def inputs_untouched(subject: Subject) -> None:
     """Inputs keep their values and their version counters."""
-    for causal in subject.modes:
-        mechanism = subject.build(causal)
-        x = subject.inputs(mechanism)
+    for _, mechanism, x in subject.cases(torch.float32):
         mask = torch.ones(2, LENGTH, dtype=torch.bool, device=here())
         mask[1, LENGTH - 2 :] = False
         masked = subject.info.supports.key_mask
@@ -109,9 +117,7 @@ def _generators() -> tuple[bytes, bytes, str, str]:
 @check()
 def evaluation(subject: Subject) -> None:
     """Evaluation changes neither weights nor buffers; training changes registered buffers at most."""
-    for causal in subject.modes:
-        mechanism = subject.build(causal)
-        x = subject.inputs(mechanism)
+    for _, mechanism, x in subject.cases(torch.float32):
         before = _weights(mechanism)
         first = run(mechanism, x).values
         for name, kept in _weights(mechanism).items():
@@ -154,58 +160,41 @@ def refusals(subject: Subject) -> None:
     """Whatever `info.supports` does not list raises UnsupportedError."""
     supports = subject.info.supports
     if not supports.causal:
-        _refuses(lambda: subject.fresh(True), "causal=True")
+        refused("causal=True", UnsupportedError, subject.fresh, True)
     if not supports.bidirectional:
-        _refuses(lambda: subject.fresh(False), "causal=False")
+        refused("causal=False", UnsupportedError, subject.fresh, False)
     if not subject.cls.compares_widths:
-        _refuses(lambda: subject.fresh(subject.modes[0], query_dim=7), "query_dim != key_dim")
-    for causal in subject.modes:
-        mechanism = subject.build(causal)
-        x = subject.inputs(mechanism)
+        refused("query_dim != key_dim", UnsupportedError, subject.fresh, subject.modes[0], query_dim=7)
+    keep = torch.ones(2, LENGTH, dtype=torch.bool, device=here())
+    for causal, mechanism, x in subject.cases(torch.float32):
         if not supports.key_mask:
-            _refuses(
-                lambda: run(mechanism, x, key_mask=torch.ones(2, LENGTH, dtype=torch.bool, device=here())), "key_mask"
-            )
+            refused("key_mask", UnsupportedError, run, mechanism, x, key_mask=keep)
         if not supports.bias:
             curve = ScoreBias(high=LENGTH - 1, curve=torch.zeros(2, 2 * LENGTH - 1, device=here()))
             table = ScoreBias(table=torch.zeros(1, 1, LENGTH, LENGTH, device=here()))
-            _refuses(lambda: run(mechanism, x, bias=curve), "bias")
-            _refuses(lambda: run(mechanism, x, bias=table), "bias.table")
+            refused("bias", UnsupportedError, run, mechanism, x, bias=curve)
+            refused("bias.table", UnsupportedError, run, mechanism, x, bias=table)
         if not supports.marks:
-            _refuses(lambda: run(mechanism, x, marks=torch.zeros(2, LENGTH, dtype=torch.long, device=here())), "marks")
+            refused("marks", UnsupportedError, run, mechanism, x, marks=keep.long())
         if not supports.state:
-            _refuses(lambda: mechanism.initial_state(2, dtype=torch.float32, device=here()), "initial_state")
-            _refuses(lambda: mechanism.state_nbytes(2, LENGTH, torch.float32), "state_nbytes")
+            refused("initial_state", UnsupportedError, start, mechanism, 2, torch.float32)
+            refused("state_nbytes", UnsupportedError, mechanism.state_nbytes, 2, LENGTH, torch.float32)
         if not supports.dropout:
-            _refuses(lambda: subject.fresh(causal, dropout=0.5), "dropout")
+            refused("dropout", UnsupportedError, subject.fresh, causal, dropout=0.5)
         if causal and not supports.prefix:
-            _refuses(lambda: run(mechanism, x.queries(5)), "leading keys")
+            refused("leading keys", UnsupportedError, run, mechanism, x.queries(5))
         if not causal and not supports.cross:
-            _refuses(lambda: run(mechanism, x.queries(5)), "keys of another sequence")
+            refused("keys of another sequence", UnsupportedError, run, mechanism, x.queries(5))
             if supports.state:
-                _refuses(lambda: run(mechanism, x, state=_any_state(subject, mechanism)), "state with causal=False")
+                state = start(subject.fresh(True) if supports.causal else mechanism, 2, torch.float32)
+                refused("state with causal=False", UnsupportedError, run, mechanism, x, state=state)
         if not subject.info.mergeable:
-            _refuses(lambda: run(mechanism, x, lse=True), "lse")
+            refused("lse", UnsupportedError, run, mechanism, x, lse=True)
             if causal:
-                _refuses(lambda: run(mechanism, x, query_start=2 * LENGTH), "keys that end before the queries")
+                refused("keys that end before the queries", UnsupportedError, run, mechanism, x, query_start=2 * LENGTH)
         if not subject.info.inputs:
             unknown = {"no_such_input": torch.zeros(2, 2, LENGTH, 1, device=here())}
-            _refuses(lambda: mechanism(x.q, x.k, x.v, inputs=unknown), "an unknown input", ShapeError)
-
-
-def _any_state(subject: Subject, mechanism: Attention) -> State:
-    owner = subject.fresh(True) if subject.info.supports.causal else mechanism
-    return owner.initial_state(2, dtype=torch.float32, device=here())
-
-
-def _refuses(attempt: Callable[[], object], what: str, expected: type[Exception] = UnsupportedError) -> None:
-    try:
-        attempt()
-    except expected:
-        return
-    except Exception as error:
-        raise Failure(f"{what}: expected {expected.__name__}, got {type(error).__name__}: {error}") from error
-    raise Failure(f"{what}: accepted although not declared")
+            refused("an unknown input", ShapeError, mechanism, x.q, x.k, x.v, inputs=unknown)
 
 
 @check()
@@ -223,19 +212,11 @@ def length_limit(subject: Subject) -> None:
         x = subject.inputs(mechanism)
         run(mechanism, x)
         longer = subject.fresh(causal, max_length=LENGTH + 1)
-        _exceeds(lambda: run(mechanism, subject.inputs(longer, queries=LENGTH + 1)), "one call")
-        _exceeds(lambda: definition(mechanism, subject.inputs(longer, queries=LENGTH + 1)), "the definition")
+        refused("one call", LimitError, run, mechanism, subject.inputs(longer, queries=LENGTH + 1))
+        refused("the definition", LimitError, definition, mechanism, subject.inputs(longer, queries=LENGTH + 1))
         if causal and subject.info.supports.state:
-            state = run(mechanism, x, state=mechanism.initial_state(2, dtype=torch.float32, device=here())).state
-            _exceeds(lambda: run(mechanism, x.slots(0, 1), state=state), "through a state")
-
-
-def _exceeds(attempt: Callable[[], object], what: str) -> None:
-    try:
-        attempt()
-    except LimitError:
-        return
-    raise Failure(f"{what}: a sequence beyond max_length was accepted")
+            state = run(mechanism, x, state=start(mechanism, 2, torch.float32)).state
+            refused("through a state", LimitError, run, mechanism, x.slots(0, 1), state=state)
 
 
 @check()
@@ -322,7 +303,8 @@ def redraw(subject: Subject) -> None:
 def drawn_apart(subject: Subject) -> None:
     """What is drawn at build is drawn for each head, round and row apart: no two of them are the same."""
     for causal in subject.modes:
-        one, other = ({**dict(m.named_parameters()), **dict(m.named_buffers())} for m in _of_two_seeds(subject, causal))
+        built = subject.fresh(causal), subject.fresh(causal, seed=8)
+        one, other = ({**dict(m.named_parameters()), **dict(m.named_buffers())} for m in built)
         for name, x in one.items():
             if not x.is_floating_point() or torch.equal(x, other[name]):
                 continue
@@ -331,16 +313,10 @@ def drawn_apart(subject: Subject) -> None:
                 require(different == size, f"{name} {tuple(x.shape)} has {different} different parts along axis {axis}")
 
 
-def _of_two_seeds(subject: Subject, causal: bool) -> tuple[Attention, Attention]:
-    return subject.fresh(causal), subject.fresh(causal, seed=8)
-
-
 @check()
 def memory_layout(subject: Subject) -> None:
     """Inputs in any memory layout give the same values: transposed, strided, expanded."""
-    for causal in subject.modes:
-        mechanism = subject.build(causal, dtype=torch.float64)
-        x = subject.inputs(mechanism, dtype=torch.float64)
+    for _, mechanism, x in subject.cases():
         expected = run(mechanism, x).values
         layouts = {
             "(batch, length, heads, dim)": x.map(lambda y: y.transpose(1, 2).contiguous().transpose(1, 2)),
@@ -358,9 +334,7 @@ def memory_layout(subject: Subject) -> None:
 @check()
 def round_trip(subject: Subject) -> None:
     """state_dict through safetensors, deepcopy and a change of dtype keep the mechanism."""
-    for causal in subject.modes:
-        mechanism = subject.build(causal)
-        x = subject.inputs(mechanism)
+    for causal, mechanism, x in subject.cases(torch.float32):
         expected = run(mechanism, x).values
         weights = {name: y.contiguous() for name, y in mechanism.state_dict().items()}
         twin = subject.fresh(causal, seed=99)

@@ -1,6 +1,5 @@
 """Law 4: a bias is data indexed by distance, and every form of it means the same table."""
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -10,21 +9,21 @@ from torch import Tensor
 from regard.core.attention import Attention
 from regard.core.bias import ScoreBias
 from regard.core.errors import ShapeError
-from regard.testing.compare import assert_close
+from regard.testing.compare import assert_close, require
 from regard.testing.inputs import (
     LENGTH,
     LONG,
+    Inputs,
     Subject,
     call,
     define,
     definition,
-    draw,
     here,
     mask_with_holes,
     randn,
     run,
 )
-from regard.testing.registry import check, require
+from regard.testing.registry import check
 from regard.testing.sizes import growing
 
 _REFUSED = ("not supports.bias", "refusals")
@@ -80,74 +79,45 @@ def _used(subject: Subject, mechanism: Attention, length: int, bias: ScoreBias) 
 
 
 @check(_REFUSED)
-def bias_zero(subject: Subject) -> None:
-    """A bias of zeros changes nothing."""
-    for causal in subject.modes:
-        mechanism = subject.build(causal, dtype=torch.float64)
-        x = subject.inputs(mechanism, dtype=torch.float64)
-        free = run(mechanism, x).values
-        curve, product = far_curve(LENGTH), far_relative(LENGTH)
-        assert curve.curve is not None
-        assert product.query is not None
-        forms = {
-            "curve": replace(curve, curve=torch.zeros_like(curve.curve)),
-            "query . relative": replace(product, query=torch.zeros_like(product.query)),
-            "table": ScoreBias(table=torch.zeros(1, 1, LENGTH, LENGTH, dtype=torch.float64, device=here())),
-            "boolean table": ScoreBias(table=torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool, device=here())),
-            "nothing": ScoreBias(),
-        }
-        for name, bias in forms.items():
-            assert_close(run(mechanism, x, bias=bias).values, free, tolerance=1e-12, what=f"{name} of zeros")
-
-
-@check(_REFUSED)
 def bias_curve(subject: Subject) -> None:
-    """A logit per distance acts as its table does, and as in the definition, with and without a mask."""
-    _agrees(subject, far_curve)
-
-
-@check(_REFUSED)
-def bias_relative(subject: Subject) -> None:
-    """A logit per query and distance acts as its table does, and as in the definition."""
-    _agrees(subject, far_relative)
-
-
-def _agrees(subject: Subject, make: Callable[[int], ScoreBias]) -> None:
+    """Logits per distance, and per query and distance, act as their table does, and as in the definition."""
     for causal in subject.modes:
         moved = 0.0
         for length in (LENGTH, LONG):
-            mechanism = subject.build(causal, dtype=torch.float64, max_length=LONG)
-            x = draw(mechanism.heads, subject.info, length, length, 2, "biased").to(torch.float64)
-            far = make(length)
+            mechanism, x = subject.drawn(causal, length, "biased")
+            far = _far(length)
             bias = _used(subject, mechanism, length, far)
             table = ScoreBias(table=as_table(far, length, length, causal))
-            for keep in (None, mask_with_holes(2, length)):
-                if keep is not None and not subject.info.supports.key_mask:
-                    continue
-                out = run(mechanism, x, key_mask=keep, bias=bias).values
+            for keep in (None, mask_with_holes(2, length)) if subject.info.supports.key_mask else (None,):
                 expected = definition(mechanism, x, key_mask=keep, bias=table)
                 what = f"{length} positions, {causal=}, {'masked' if keep is not None else 'no mask'}"
-                assert_close(out, expected, tolerance=1e-10, what=f"by distance, {what}")
-                tabled = run(mechanism, x, key_mask=keep, bias=table).values
-                assert_close(tabled, expected, tolerance=1e-10, what=f"as a table, {what}")
-            moved = (run(mechanism, x, bias=bias).values - run(mechanism, x).values).abs().max().item()
+                for how, one in (("by distance", bias), ("as a table", table)):
+                    out = run(mechanism, x, key_mask=keep, bias=one).values
+                    assert_close(out, expected, tolerance=1e-10, what=f"{how}, {what}")
+            moved = _moved(mechanism, x, bias)
         # A stride may be longer than these sequences.
         longer = growing(LONG, subject.size)[1:]
         while moved <= 1e-2 and longer:
             length = longer.pop(0)
-            mechanism = subject.build(causal, dtype=torch.float64, max_length=length)
-            x = draw(mechanism.heads, subject.info, length, length, 2, "biased").to(torch.float64)
-            bias = _used(subject, mechanism, length, make(length))
-            moved = (run(mechanism, x, bias=bias).values - run(mechanism, x).values).abs().max().item()
+            mechanism, x = subject.drawn(causal, length, "biased")
+            moved = _moved(mechanism, x, _used(subject, mechanism, length, _far(length)))
         require(moved > 1e-2, "the bias changed nothing")
+
+
+def _far(length: int) -> ScoreBias:
+    """Both kinds of logits by distance."""
+    return replace(far_relative(length), curve=far_curve(length).curve)
+
+
+def _moved(mechanism: Attention, x: Inputs, bias: ScoreBias) -> float:
+    """How far a bias moves the values."""
+    return (run(mechanism, x, bias=bias).values - run(mechanism, x).values).abs().max().item()
 
 
 @check(_REFUSED)
 def bias_table(subject: Subject) -> None:
     """A table may be boolean or hold -inf, and be shared by the batch or the heads; parts add up."""
-    for causal in subject.modes:
-        mechanism = subject.build(causal, dtype=torch.float64)
-        x = subject.inputs(mechanism, dtype=torch.float64)
+    for causal, mechanism, x in subject.cases():
         for shape in ((2, 2), (1, 2), (2, 1), (1, 1)):
             keep = randn(*shape, LENGTH, LENGTH, seed=f"keep {shape}") > -0.5
             keep[:, :, 0] = False
@@ -171,9 +141,7 @@ def bias_table(subject: Subject) -> None:
 @check(_REFUSED)
 def bias_reach(subject: Subject) -> None:
     """`bias_distances` are true: distances outside them have no influence, and their ends have; no column adds 0."""
-    for causal in subject.modes:
-        mechanism = subject.build(causal, dtype=torch.float64)
-        x = subject.inputs(mechanism, dtype=torch.float64)
+    for causal, mechanism, x in subject.cases():
         low, high = mechanism.bias_distances(LENGTH, LENGTH)
         for far in (far_curve(LENGTH), far_relative(LENGTH)):
             cut = _used(subject, mechanism, LENGTH, far)
@@ -213,9 +181,7 @@ def bias_reach(subject: Subject) -> None:
 @check(_REFUSED)
 def bias_heads(subject: Subject) -> None:
     """Parts with one head serve all heads, and single precision works beside single precision inputs."""
-    for causal in subject.modes:
-        mechanism = subject.build(causal, dtype=torch.float64)
-        x = subject.inputs(mechanism, dtype=torch.float64)
+    for causal, mechanism, x in subject.cases():
         one, product = far_curve(LENGTH, heads=1), far_relative(LENGTH, heads=1)
         assert one.curve is not None
         assert product.query is not None
@@ -244,8 +210,7 @@ def bias_gradients(subject: Subject) -> None:
     """Every part of a bias gets the gradient of the definition."""
     for causal in subject.modes:
         for length in (LENGTH, LONG):
-            mechanism = subject.build(causal, dtype=torch.float64, max_length=LONG)
-            x = draw(mechanism.heads, subject.info, length, length, 1, "biased").to(torch.float64)
+            mechanism, x = subject.drawn(causal, length, "biased", batch=1)
             whole = replace(far_relative(length, batch=1), curve=far_curve(length).curve)
             low, high = mechanism.bias_distances(length, length)
             cut = within(whole, low, high)

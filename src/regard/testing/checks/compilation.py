@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from regard.core.attention import Attended, Attention, State
-from regard.testing.compare import assert_close
+from regard.testing.compare import Failure, assert_close, require
 from regard.testing.inputs import Inputs, Subject, call, draw, here, run
-from regard.testing.registry import Failure, check, require
+from regard.testing.registry import check
 
 LENGTHS = (24, 200, 77)
 """of calls that one graph serves; multiples of a sample's blocks, and not"""

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 import annotated_types
 
 from regard.core.errors import ConfigError
-from regard.testing.compare import assert_identical
+from regard.testing.compare import Failure, assert_identical, require
 from regard.testing.inputs import Subject, here, run
-from regard.testing.registry import Failure, check, require
+from regard.testing.registry import check
 
 _NO_CHOICE = "no such choice"
 

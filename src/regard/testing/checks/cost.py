@@ -7,9 +7,10 @@ import torch
 
 from regard.core.attention import Attention
 from regard.core.info import Info
+from regard.testing.compare import require
 from regard.testing.counting import Count, count
 from regard.testing.inputs import Inputs, Subject, call, draw, here, run
-from regard.testing.registry import check, require
+from regard.testing.registry import check
 
 SHORT_LENGTH, LONGEST_LENGTH = 512, 16384
 """the lengths between which an exponent is measured; an engine's buffers of 1 MB are full from the first on"""

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard.core.attention import Attention
-from regard.testing.compare import assert_close, assert_gradients, assert_identical
+from regard.testing.compare import assert_close, assert_gradients, assert_identical, require
 from regard.testing.conditioning import assert_float32
 from regard.testing.inputs import (
     LENGTH,
@@ -26,7 +26,7 @@ from regard.testing.inputs import (
     run,
     under_mask,
 )
-from regard.testing.registry import check, require
+from regard.testing.registry import check
 
 GRADIENT_ERROR_FLOAT32 = 1e-5
 """of the largest gradient of a tensor; more only where the definition itself loses it, see `conditioning`"""
@@ -182,9 +182,7 @@ def parameter_gradients(subject: Subject) -> None:
 def losses(subject: Subject) -> None:
     """Training returns exactly the losses of `info`, finite, differentiable, blind to hidden keys; evaluation none."""
     info = subject.info
-    for causal in subject.modes:
-        mechanism = subject.build(causal)
-        x = subject.inputs(mechanism)
+    for causal, mechanism, x in subject.cases(torch.float32):
         returned = run(mechanism, x).losses
         require(returned == {}, f"losses in evaluation: {sorted(returned)}")
         mechanism.train()

@@ -10,13 +10,12 @@ from torch import Tensor
 
 from regard.core.attention import Attention
 from regard.core.errors import InputError, ShapeError
-from regard.testing.compare import assert_close, assert_identical
+from regard.testing.compare import assert_close, assert_identical, refused, require
 from regard.testing.inputs import (
     LENGTH,
     Inputs,
     Subject,
     activated,
-    changed,
     here,
     mask_with_holes,
     projected,
@@ -24,7 +23,7 @@ from regard.testing.inputs import (
     raw_inputs,
     run,
 )
-from regard.testing.registry import Failure, check, require
+from regard.testing.registry import check
 
 _NO_INPUTS = ("not inputs", "refusals")
 
@@ -32,14 +31,12 @@ _NO_INPUTS = ("not inputs", "refusals")
 @check(_NO_INPUTS)
 def input_bounds(subject: Subject) -> None:
     """A number beyond the bounds of an input raises InputError, and `activate` makes none from any projections."""
-    for causal in subject.modes:
-        mechanism = subject.build(causal)
-        x = subject.inputs(mechanism)
+    for _, mechanism, x in subject.cases(torch.float32):
         for name, each in subject.info.inputs.items():
             for end, beyond in ((each.low, each.low - 1e-3), (each.high, each.high + 1e-3)):
                 if math.isfinite(end):
                     run(mechanism, _with_last(x, name, end))
-                    _refuses(mechanism, _with_last(x, name, beyond), InputError, f"{name} of {beyond:g}")
+                    refused(f"{name} of {beyond:g}", InputError, run, mechanism, _with_last(x, name, beyond))
         for scale in (1.0, 100.0):
             raw = raw_inputs(mechanism, x, scale)
             with torch.no_grad():
@@ -62,22 +59,10 @@ def _with_last(x: Inputs, name: str, number: float) -> Inputs:
     return x.replaced(**{name: other})
 
 
-def _refuses(mechanism: Attention, x: Inputs, expected: type[Exception], what: str) -> None:
-    try:
-        mechanism(x.q, x.k, x.v, inputs=x.more)
-    except expected:
-        return
-    except Exception as error:
-        raise Failure(f"{what}: expected {expected.__name__}, got {type(error).__name__}: {error}") from error
-    raise Failure(f"{what} was accepted")
-
-
 @check(_NO_INPUTS)
 def input_shapes(subject: Subject) -> None:
     """Inputs with other heads, slots, widths or dtypes, unknown and missing ones raise ShapeError."""
-    for causal in subject.modes:
-        mechanism = subject.build(causal)
-        x = subject.inputs(mechanism)
+    for _, mechanism, x in subject.cases(torch.float32):
         for name, y in x.more.items():
             wrong: dict[str, Tensor] = {
                 "one head more": torch.cat([y, y[:, :1]], 1),
@@ -88,38 +73,11 @@ def input_shapes(subject: Subject) -> None:
                 "integers": y.long(),
             }
             for what, other in wrong.items():
-                _refuses(mechanism, x.replaced(**{name: other}), ShapeError, f"{name}, {what},")
+                refused(f"{name}, {what},", ShapeError, run, mechanism, x.replaced(**{name: other}))
             without = Inputs(x.q, x.k, x.v, {each: z for each, z in x.more.items() if each != name})
-            _refuses(mechanism, without, ShapeError, f"a call without {name}")
+            refused(f"a call without {name}", ShapeError, run, mechanism, without)
         beside = Inputs(x.q, x.k, x.v, {**x.more, "no_such_input": x.k})
-        _refuses(mechanism, beside, ShapeError, "an unknown input")
-
-
-@check(_NO_INPUTS)
-def input_slots(subject: Subject) -> None:
-    """The content of an input for a query reaches that query alone; for a key, no earlier query and some later one."""
-    for causal in subject.modes:
-        mechanism = subject.build(causal)
-        x = subject.inputs(mechanism)
-        whole = run(mechanism, x).values
-        for at in range(1, LENGTH - 1):
-            other = changed(x, slice(at, at + 1), mechanism.heads, subject.info, f"input {at}")
-            for name in x.more:
-                what = f"{name} of slot {at}, {causal=}"
-                out = run(mechanism, x.replaced(**{name: other.more[name]})).values
-                moved = (out != whole).any(1).any(-1).any(0)
-                low = mechanism.info.inputs[name].low
-                if math.isfinite(low):  # what lies between two bounds may all mean the same
-                    lowest = x.more[name].clone()
-                    lowest[:, :, at] = low
-                    moved |= (run(mechanism, x.replaced(**{name: lowest})).values != whole).any(1).any(-1).any(0)
-                if name in x.asking:
-                    reached = moved.nonzero().flatten().tolist()
-                    require(reached == [at], f"{what} reaches the queries {reached}")
-                    continue
-                if causal:
-                    assert_identical(out[:, :, :at], whole[:, :, :at], what=f"outputs before another {what}")
-                require(bool(moved.any()), f"{what} reaches no query")
+        refused("an unknown input", ShapeError, run, mechanism, beside)
 
 
 @check(_NO_INPUTS)

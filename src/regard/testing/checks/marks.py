@@ -4,24 +4,19 @@ import torch
 from torch import Tensor
 
 from regard.core.attention import Attention
-from regard.core.bias import ScoreBias
-from regard.testing.checks.bias import as_table, far_curve, far_relative
-from regard.testing.compare import assert_close, assert_identical
+from regard.testing.compare import assert_close, require
 from regard.testing.inputs import (
     LENGTH,
     LONG,
     Inputs,
     Subject,
-    call,
-    changed,
-    define,
     definition,
-    draw,
     here,
     mask_with_holes,
     run,
+    stream,
 )
-from regard.testing.registry import check, require
+from regard.testing.registry import check
 
 _REFUSED = ("not supports.marks", "refusals")
 _NOT_CAUSAL = ("not supports.causal", "refusals")
@@ -40,8 +35,7 @@ def marks(subject: Subject) -> None:
     """Marks of 0 change nothing, others act as in the definition, in every row as in that row alone."""
     for causal in subject.modes:
         for length in (LENGTH, LONG):
-            mechanism = subject.build(causal, dtype=torch.float64, max_length=max(length, 32))
-            x = draw(mechanism.heads, subject.info, length, length, 2, "marked").to(torch.float64)
+            mechanism, x = subject.drawn(causal, length, "marked")
             plain, moved = run(mechanism, x).values, 0.0
             none = torch.zeros(2, length, dtype=torch.long, device=here())
             assert_close(run(mechanism, x, marks=none).values, plain, tolerance=1e-12, what="marks of 0")
@@ -67,85 +61,13 @@ def _moved_by_marks(mechanism: Attention, x: Inputs) -> bool:
     return (run(mechanism, x, marks=labels).values - run(mechanism, x).values).abs().max().item() > 1e-3
 
 
-@check(_REFUSED, _NOT_CAUSAL)
-def marks_causality(subject: Subject) -> None:
-    """Neither the content nor the mark of a future token changes an earlier output."""
-    mechanism = subject.build(True)
-    x = subject.inputs(mechanism)
-    for name, labels in some_marks(LENGTH).items():
-        whole = run(mechanism, x, marks=labels).values
-        for at in range(1, LENGTH):
-            what = f"outputs before position {at}, {name} marks"
-            other = changed(x, slice(at, None), mechanism.heads, subject.info, f"marked future {at}", 10.0)
-            out = run(mechanism, other, marks=labels).values
-            assert_identical(out[:, :, :at], whole[:, :, :at], what=f"{what}, other content")
-            late = labels.clone()
-            late[:, at:] = labels.flip(1)[:, at:]
-            out = run(mechanism, x, marks=late).values  # more global tokens may be added in another order
-            assert_close(out[:, :, :at], whole[:, :, :at], tolerance=2e-6, what=f"{what}, other marks")
-
-
 @check(_REFUSED, _NOT_CAUSAL, ("not supports.state", "refusals"))
 def marks_state(subject: Subject) -> None:
     """A state remembers which of its keys are marked."""
-    mechanism = subject.build(True, dtype=torch.float64)
-    x = subject.inputs(mechanism, dtype=torch.float64)
-    for name, labels in some_marks(LENGTH).items():
-        whole = run(mechanism, x, marks=labels).values
-        for cut in ((5, 8), (1,) * LENGTH, (4, 1, 1, 7)):
-            state, at = mechanism.initial_state(2, dtype=torch.float64, device=here()), 0
-            for count in cut:
-                piece = x.slots(at, at + count)
-                answer = run(mechanism, piece, marks=labels[:, at : at + count], state=state)
-                assert answer.state is not None
-                expected = whole[:, :, at : at + count]
-                assert_close(answer.values, expected, tolerance=1e-10, what=f"{name} marks, pieces of {cut}, at {at}")
-                state, at = answer.state, at + count
-    mechanism = subject.build(True, dtype=torch.float64, max_length=LONG)
-    x = draw(mechanism.heads, subject.info, LONG, LONG, 2, "marked stream").to(torch.float64)
-    for name, labels in some_marks(LONG).items():
-        whole = run(mechanism, x, marks=labels).values
-        first = run(
-            mechanism,
-            x.slots(0, 70),
-            marks=labels[:, :70],
-            state=mechanism.initial_state(2, dtype=x.k.dtype, device=here()),
-        )
-        second = run(mechanism, x.slots(70, LONG), marks=labels[:, 70:], state=first.state)
-        out = torch.cat([first.values, second.values], 2)
-        assert_close(out, whole, tolerance=1e-10, what=f"{name} marks, pieces of 70 and {LONG - 70}")
-
-
-@check(_REFUSED, ("not supports.bias", "refusals"))
-def marks_bias(subject: Subject) -> None:
-    """Marked tokens are biased by their distance, as by the table of it."""
-    for causal in subject.modes:
-        mechanism = subject.build(causal, dtype=torch.float64)
-        x = subject.inputs(mechanism, dtype=torch.float64)
-        for name, labels in some_marks(LENGTH).items():
-            for far in (far_curve(LENGTH), far_relative(LENGTH)):
-                table = ScoreBias(table=as_table(far, LENGTH, LENGTH, causal))
-                expected = definition(mechanism, x, bias=table, marks=labels)
-                what = f"{name} marks, {causal=}"
-                out = run(mechanism, x, bias=far, marks=labels).values
-                assert_close(out, expected, tolerance=1e-10, what=f"{what}, by distance")
-                out = run(mechanism, x, bias=table, marks=labels).values
-                assert_close(out, expected, tolerance=1e-10, what=f"{what}, as a table")
-
-
-@check(_REFUSED)
-def marks_gradients(subject: Subject) -> None:
-    """Gradients through marked tokens are those of the definition."""
-    for causal in subject.modes:
-        mechanism = subject.build(causal, dtype=torch.float64)
-        x = subject.inputs(mechanism, dtype=torch.float64)
-        for name, labels in some_marks(LENGTH).items():
-            grads = []
-            for defined in (False, True):
-                y = x.clone().leaves()
-                answer = define(mechanism, y, marks=labels) if defined else call(mechanism, y, marks=labels).values
-                total, leaves = (answer * x.k[:, :1, :, :1]).sum(), list(y.named().values())
-                grads.append(torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True))
-            for each, one, other in zip(x.named(), *grads, strict=True):
-                if other.any():
-                    assert_close(one, other, tolerance=1e-9, what=f"gradient of {each}, {name} marks, {causal=}")
+    for length, cuts in ((LENGTH, ((5, 8), (1,) * LENGTH, (4, 1, 1, 7))), (LONG, ((70, LONG - 70),))):
+        mechanism, x = subject.drawn(True, length, "marked stream")
+        for name, labels in some_marks(length).items():
+            whole = run(mechanism, x, marks=labels).values
+            for cut in cuts:
+                out = stream(mechanism, x, cut, marks=labels)[0]
+                assert_close(out, whole, tolerance=1e-10, what=f"{name} marks, pieces of {cut}")

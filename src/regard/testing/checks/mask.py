@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from regard.core.errors import UnsupportedError
-from regard.testing.compare import assert_close, assert_identical, largest_error
+from regard.testing.compare import assert_close, assert_identical, largest_error, refused, require
 from regard.testing.inputs import (
     LENGTH,
     LONG,
@@ -19,7 +19,7 @@ from regard.testing.inputs import (
     run,
     under_mask,
 )
-from regard.testing.registry import check, require
+from regard.testing.registry import check
 from regard.testing.sizes import growing
 
 _REFUSED = ("not supports.key_mask", "refusals")
@@ -28,9 +28,7 @@ _REFUSED = ("not supports.key_mask", "refusals")
 @check(_REFUSED)
 def key_mask(subject: Subject) -> None:
     """True means keep: all True changes nothing, hiding a key matters, and the result is the definition's."""
-    for causal in subject.modes:
-        mechanism = subject.build(causal, dtype=torch.float64)
-        x = subject.inputs(mechanism, dtype=torch.float64)
+    for causal, mechanism, x in subject.cases():
         free = run(mechanism, x).values
         full = run(mechanism, x, key_mask=torch.ones(2, LENGTH, dtype=torch.bool, device=here())).values
         assert_close(full, free, tolerance=1e-12, what="a mask of True")
@@ -91,9 +89,7 @@ def masked_gradients(subject: Subject) -> None:
 @check(_REFUSED)
 def empty_rows(subject: Subject) -> None:
     """A query without any key returns exactly 0, with finite gradients."""
-    for causal in subject.modes:
-        mechanism = subject.build(causal)
-        x = subject.inputs(mechanism)
+    for causal, mechanism, x in subject.cases(torch.float32):
         keep = torch.ones(2, LENGTH, dtype=torch.bool, device=here())
         keep[1] = False
         leaves = x.leaves()
@@ -139,19 +135,21 @@ def left_padding(subject: Subject) -> None:
 @check(_REFUSED, ("not anchored", "left_padding"))
 def left_padding_refusal(subject: Subject) -> None:
     """A pattern tied to absolute slots refuses a mask whose first slots are hidden."""
-    for causal in subject.modes:
-        mechanism = subject.build(causal)
-        x = subject.inputs(mechanism)
+    for causal, mechanism, x in subject.cases(torch.float32):
         keep = torch.ones(2, LENGTH, dtype=torch.bool, device=here())
         keep[1, :3] = False
         states = [None, mechanism.initial_state(2, device=here())] if causal and subject.info.supports.state else [None]
         for state in states:
             what = "" if state is None else ", with a state of no slots"
-            try:
-                run(mechanism, x, key_mask=keep, state=state)
-            except UnsupportedError:
-                continue
-            require(False, f"info.anchored, but left padding was accepted{what}")
+            refused(
+                f"info.anchored, but left padding{what}",
+                UnsupportedError,
+                run,
+                mechanism,
+                x,
+                key_mask=keep,
+                state=state,
+            )
 
 
 @check(_REFUSED, ("not anchored", "left_padding"))

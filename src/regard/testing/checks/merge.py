@@ -9,9 +9,22 @@ from torch import Tensor
 from regard.core.attention import Attended, Attention, accumulation_dtype, merge
 from regard.core.bias import ScoreBias
 from regard.testing.checks.bias import far_curve
-from regard.testing.compare import assert_close, assert_gradients, largest_error
-from regard.testing.inputs import LENGTH, Inputs, Subject, call, definition, here, mask_with_holes, randn, run
-from regard.testing.registry import check, require
+from regard.testing.compare import assert_close, assert_gradients, largest_error, require
+from regard.testing.inputs import (
+    LENGTH,
+    Inputs,
+    Subject,
+    call,
+    definition,
+    here,
+    lse_of,
+    mask_with_holes,
+    randn,
+    run,
+    start,
+    stream,
+)
+from regard.testing.registry import check
 
 _CUT = 5
 """keys of the first part"""
@@ -38,7 +51,7 @@ def mergeable(subject: Subject) -> None:
                 first = late.keys(0, _CUT).replaced(**late.of_keys)  # those of later slots may act on these keys
                 front = call(mechanism, first, bias=bias, query_start=at, lse=True)
                 back = call(mechanism, late.keys(_CUT), bias=bias, lse=True)
-                rest = Attended(whole.values[:, :, at:], lse=_lse(whole)[:, :, at:])
+                rest = Attended(whole.values[:, :, at:], lse=lse_of(whole)[:, :, at:])
                 _require_merged([front, back], rest, x, f"{_CUT} keys before, queries from {at} on, {what}")
 
 
@@ -50,15 +63,9 @@ def _only(mechanism: Attention, x: Inputs, keep: Tensor, bias: ScoreBias | None)
     return call(mechanism, x, bias=replace(bias or ScoreBias(), table=table), lse=True)
 
 
-def _lse(answer: Attended) -> Tensor:
-    require(answer.lse is not None, "no log-sum-exp came back")
-    assert answer.lse is not None
-    return answer.lse
-
-
 def _require_merged(parts: Sequence[Attended], whole: Attended, x: Inputs, what: str) -> None:
-    values, lse = merge([(part.values, _lse(part)) for part in parts])
-    assert_close(lse.detach(), _lse(whole).detach(), tolerance=1e-10, what=f"log-sum-exp, {what}")
+    values, lse = merge([(part.values, lse_of(part)) for part in parts])
+    assert_close(lse.detach(), lse_of(whole).detach(), tolerance=1e-10, what=f"log-sum-exp, {what}")
     assert_close(values.detach(), whole.values.detach(), tolerance=1e-10, what=f"values, {what}")
     leaves, way = x.named(), randn(*values.shape, seed="way", dtype=torch.float64)
     grads = [
@@ -73,8 +80,7 @@ def _require_merged(parts: Sequence[Attended], whole: Attended, x: Inputs, what:
 def keys_before(subject: Subject) -> None:
     """Where keys end before the queries, masks and states act as in the definition and as in the whole call."""
     supports = subject.info.supports
-    mechanism = subject.build(True, dtype=torch.float64)
-    x = subject.inputs(mechanism, dtype=torch.float64)
+    mechanism, x = subject.case(True)
     for keep in (None, mask_with_holes(2, LENGTH)) if supports.key_mask else (None,):
         whole, early, late = run(mechanism, x, key_mask=keep, lse=True), None, None
         if keep is not None:
@@ -87,9 +93,9 @@ def keys_before(subject: Subject) -> None:
             expected = definition(mechanism, front, key_mask=early, query_start=at)
             assert_close(got.values, expected, tolerance=1e-10, what=f"values, {what}")
             back = run(mechanism, asked.keys(_CUT), key_mask=late, lse=True)
-            values, lse = merge([(part.values, _lse(part)) for part in (got, back)])
+            values, lse = merge([(part.values, lse_of(part)) for part in (got, back)])
             assert_close(values, whole.values[:, :, at:], tolerance=1e-10, what=f"merged values, {what}")
-            assert_close(lse, _lse(whole)[:, :, at:], tolerance=1e-10, what=f"merged log-sum-exp, {what}")
+            assert_close(lse, lse_of(whole)[:, :, at:], tolerance=1e-10, what=f"merged log-sum-exp, {what}")
             if supports.state:
                 _behind_a_state(mechanism, x, front, got, at, keep, what)
 
@@ -107,12 +113,11 @@ def _behind_a_state(
 ) -> None:
     """The same keys in a state and a call, and then the slots that follow them."""
     first, new, late = (None if keep is None else keep[:, a:b] for a, b in ((0, 3), (3, _CUT), (_CUT, None)))
-    start = mechanism.initial_state(2, dtype=torch.float64, device=here())
-    state = run(mechanism, x.slots(0, 3), key_mask=first, state=start).state
+    state = run(mechanism, x.slots(0, 3), key_mask=first, state=start(mechanism)).state
     rest = front.keys(3).replaced(k=front.k[:, :, 3:], v=front.v[:, :, 3:])
     got = run(mechanism, rest, key_mask=new, query_start=at, state=state, lse=True)
     assert_close(got.values, expected.values, tolerance=1e-10, what=f"values, {what}, 3 of them in a state")
-    assert_close(_lse(got), _lse(expected), tolerance=1e-10, what=f"log-sum-exp, {what}, 3 of them in a state")
+    assert_close(lse_of(got), lse_of(expected), tolerance=1e-10, what=f"log-sum-exp, {what}, 3 of them in a state")
     require(got.state is not None and got.state.length == _CUT, f"the state does not hold {_CUT} slots, {what}")
     after = run(mechanism, x.slots(_CUT, LENGTH), key_mask=late, state=got.state).values
     whole = run(mechanism, x, key_mask=keep).values[:, :, _CUT:]
@@ -126,11 +131,11 @@ def log_sum_exp(subject: Subject) -> None:
     for causal in subject.modes:
         for dtype in (torch.bfloat16, torch.float32, torch.float64):
             mechanism = subject.build(causal, dtype=dtype)
-            lse = _lse(run(mechanism, subject.inputs(mechanism, dtype=dtype), lse=True))
+            lse = lse_of(run(mechanism, subject.inputs(mechanism, dtype=dtype), lse=True))
             require(lse.shape == (2, 2, LENGTH), f"the log-sum-exp has shape {tuple(lse.shape)}, {dtype}")
             require(lse.dtype == accumulation_dtype(dtype), f"the log-sum-exp of {dtype} has {lse.dtype}")
             nothing = subject.inputs(mechanism, dtype=dtype).slots(0, 0)
-            lse = _lse(run(mechanism, nothing, lse=True))
+            lse = lse_of(run(mechanism, nothing, lse=True))
             require(lse.shape == (2, 2, 0), f"the log-sum-exp of an empty call has shape {tuple(lse.shape)}, {dtype}")
             require(lse.dtype == accumulation_dtype(dtype), f"the log-sum-exp of an empty {dtype} call has {lse.dtype}")
         mechanism = subject.build(causal, dtype=torch.float64)
@@ -138,22 +143,15 @@ def log_sum_exp(subject: Subject) -> None:
         if supports.key_mask:
             keep = torch.ones(2, LENGTH, dtype=torch.bool, device=here())
             keep[1] = False
-            empty = _lse(run(mechanism, x, key_mask=keep, lse=True))[1]
+            empty = lse_of(run(mechanism, x, key_mask=keep, lse=True))[1]
             require(bool(empty.isneginf().all()), f"{empty.max().item():.3g} is the log-sum-exp of no keys, {causal=}")
         if supports.dropout:
-            whole = _lse(run(mechanism, x, lse=True))
+            whole = lse_of(run(mechanism, x, lse=True))
             dropping = subject.build(causal, dtype=torch.float64, dropout=0.5).train()
-            assert_close(_lse(run(dropping, x, lse=True)), whole, tolerance=1e-10, what=f"with dropout, {causal=}")
+            assert_close(lse_of(run(dropping, x, lse=True)), whole, tolerance=1e-10, what=f"with dropout, {causal=}")
         if causal and supports.state:
-            whole, state = (
-                _lse(run(mechanism, x, lse=True)),
-                mechanism.initial_state(2, dtype=torch.float64, device=here()),
-            )
-            for first, stop in ((0, _CUT), (_CUT, _CUT + 1), (_CUT + 1, LENGTH)):
-                answer = run(mechanism, x.slots(first, stop), state=state, lse=True)
-                assert answer.state is not None
-                state, what = answer.state, f"log-sum-exp of the queries {first}:{stop}"
-                assert_close(_lse(answer), whole[:, :, first:stop], tolerance=1e-10, what=what)
+            pieces = stream(mechanism, x, (_CUT, 1, LENGTH - _CUT - 1), lse=True)[0]
+            assert_close(pieces, lse_of(run(mechanism, x, lse=True)), tolerance=1e-10, what="log-sum-exp of pieces")
 
 
 _NOT_CROSS = (("not supports.bidirectional", "refusals"), ("not supports.cross", "refusals"))

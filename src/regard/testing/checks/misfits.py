@@ -1,6 +1,6 @@
 """Law 8, continued: tensors that do not fit one another are refused by an error of the protocol, before any sum."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -8,19 +8,18 @@ from torch import Tensor
 from regard.core.attention import Attention
 from regard.core.bias import ScoreBias
 from regard.core.errors import ShapeError
+from regard.testing.compare import refused
 from regard.testing.inputs import LENGTH, Subject, here, randn
-from regard.testing.registry import Failure, check
+from regard.testing.registry import check
 
 
 @check()
 def misfits(subject: Subject) -> None:
     """Tensors of a call whose batch, heads, lengths, widths or dtypes do not fit one another raise ShapeError."""
-    for causal in subject.modes:
-        mechanism = subject.build(causal)
-        x = subject.inputs(mechanism)
+    for causal, mechanism, x in subject.cases(torch.float32):
         given = {"q": x.q, "k": x.k, "v": x.v}
         for what, other in _wrong(subject, mechanism, given):
-            _refused(mechanism, {**given, **other}, x.more, f"{what}, {causal=}")
+            refused(f"{what}, {causal=}", ShapeError, mechanism, **{**given, **other}, inputs=x.more)
 
 
 def _wrong(subject: Subject, mechanism: Attention, x: dict[str, Tensor]) -> Iterator[tuple[str, dict[str, object]]]:
@@ -62,14 +61,3 @@ def _wrong_biases() -> Iterator[tuple[str, dict[str, object]]]:
         table = torch.zeros(batch, heads, LENGTH + queries, LENGTH + keys, device=here())
         yield f"a table of {tuple(table.shape)}", {"bias": ScoreBias(table=table)}
     yield "a table without a batch", {"bias": ScoreBias(table=torch.zeros(2, LENGTH, LENGTH, device=here()))}
-
-
-def _refused(mechanism: Attention, arguments: Mapping[str, object], inputs: Mapping[str, Tensor], what: str) -> None:
-    try:
-        with torch.no_grad():
-            mechanism(**arguments, inputs=inputs)  # pyright: ignore[reportArgumentType]
-    except ShapeError:
-        return
-    except Exception as error:
-        raise Failure(f"{what}: expected ShapeError, got {type(error).__name__}: {error}") from error
-    raise Failure(f"{what} was accepted")

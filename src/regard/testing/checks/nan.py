@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from regard.core.attention import Attention
+from regard.testing.compare import require
 from regard.testing.inputs import LENGTH, Inputs, Subject, definition, run
-from regard.testing.registry import check, require
+from regard.testing.registry import check
 
 AT = 5
 """the slot with NaN"""

@@ -8,8 +8,9 @@ from regard.attention.sparse import PatternSoftmax
 from regard.engines.tiles.layout import Layout
 from regard.engines.tiles.plan import Positions, find_plan
 from regard.patterns import Pattern
+from regard.testing.compare import require
 from regard.testing.inputs import LENGTH, LONG, Subject, here
-from regard.testing.registry import check, require
+from regard.testing.registry import check
 
 
 @check(kind=PatternSoftmax, elsewhere="reference")
@@ -27,18 +28,6 @@ def partition(subject: Subject) -> None:
                 f"{len(wrong)} of the (head, query, key) of {length} positions, such as {wrong[:1]}, are held in vain, "
                 f"not at all, or twice, {causal=}",
             )
-
-
-@check(("not supports.causal", "refusals"), kind=PatternSoftmax, elsewhere="state_splits")
-def future_keys(subject: Subject) -> None:
-    """A key is kept for the queries to come as long as one of them may see it."""
-    mechanism = subject.build(True)
-    assert isinstance(mechanism, PatternSoftmax)
-    keys = torch.arange(LONG, device=here())
-    for first in (1, 4, 5, LENGTH, 16, LONG // 2, LONG):
-        seen = mechanism.pattern.mask(torch.arange(first, 3 * LONG, device=here()), keys[:first]).flatten(0, -2).any(0)
-        lost = (seen & ~mechanism.pattern.alive(keys[:first], first)).nonzero().flatten().tolist()
-        require(not lost, f"after {first} keys, a later query sees keys {lost}, which are dropped")
 
 
 def times_held(pattern: Pattern, length: int, heads: int) -> Int[Tensor, "heads queries keys"]:

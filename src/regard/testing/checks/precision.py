@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.core.attention import Attention
 from regard.core.errors import ConfigError
-from regard.testing.compare import assert_close, assert_identical, largest_error
+from regard.testing.compare import assert_close, assert_identical, largest_error, require
 from regard.testing.conditioning import assert_float32
 from regard.testing.inputs import (
     LENGTH,
@@ -25,8 +25,9 @@ from regard.testing.inputs import (
     here,
     randn,
     run,
+    stream,
 )
-from regard.testing.registry import check, require
+from regard.testing.registry import check
 
 FLOAT32_ERROR = 2e-6
 """of the largest output; more only where the definition itself loses it, see `conditioning`"""
@@ -223,18 +224,13 @@ def exact_definition(subject: Subject) -> None:
     mechanism = explicit.build(True, dtype=torch.bfloat16)
     x = explicit.inputs(mechanism)
     narrow = x.to(torch.bfloat16).replaced(**x.more)  # `activate` may give wider numbers than it gets
-    state, out = mechanism.initial_state(2, dtype=torch.bfloat16, device=here()), []
     for name, entry in mechanism.layout().items():
         if name in x.of_keys:
             kept = entry.dtype_of(torch.bfloat16)
             require(kept == torch.float32, f"{name} is kept as {kept}")
-    for first, stop in ((0, 5), (5, 6), (6, LENGTH)):
-        answer = run(mechanism, narrow.slots(first, stop), state=state)
-        assert answer.state is not None
-        state = answer.state
-        out.append(answer.values)
+    out = stream(mechanism, narrow, (5, 1, 7))[0]
     whole = run(mechanism, narrow).values
-    assert_close(torch.cat(out, 2), whole, tolerance=BFLOAT16_ERROR, what="float32 inputs beside bfloat16 keys, pieces")
+    assert_close(out, whole, tolerance=BFLOAT16_ERROR, what="float32 inputs beside bfloat16 keys, pieces")
 
 
 @check()

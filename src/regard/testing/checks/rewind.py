@@ -8,10 +8,10 @@ from torch import Tensor
 
 from regard.core.attention import Attention, State
 from regard.core.errors import ShapeError, UnsupportedError
-from regard.testing.checks.state import same_state, start, stream
-from regard.testing.compare import assert_close, assert_identical
-from regard.testing.inputs import LENGTH, Inputs, Subject, here, mask_with_holes, run
-from regard.testing.registry import check, require
+from regard.testing.checks.state import same_state
+from regard.testing.compare import assert_close, assert_identical, refused, require
+from regard.testing.inputs import LENGTH, Inputs, Subject, here, mask_with_holes, next_state, run, start, stream
+from regard.testing.registry import check
 
 _STATELESS = ("not supports.state", "refusals")
 _NOT_CAUSAL = ("not supports.causal", "refusals")
@@ -25,10 +25,7 @@ def state_where(subject: Subject) -> None:
     rows, keep = torch.tensor([True, False, True], device=here()), mask_with_holes(3, LENGTH)[:, :8]
     masks = ((None, None), (keep, None), (None, keep)) if subject.info.supports.key_mask else ((None, None),)
     for ours, theirs in masks:
-        first = run(mechanism, x.slots(0, 8), key_mask=ours, state=start(mechanism, 3)).state
-        second = run(mechanism, y.slots(0, 8), key_mask=theirs, state=start(mechanism, 3)).state
-        assert first is not None
-        assert second is not None
+        first, second = (stream(mechanism, z, (8,), key_mask=mask)[1] for z, mask in ((x, ours), (y, theirs)))
         what = f"rows of two states, masked: {ours is not None}, {theirs is not None}"
         try:
             joined = first.where(rows, second)
@@ -40,13 +37,8 @@ def state_where(subject: Subject) -> None:
         out = [run(mechanism, tail, state=state).values for state in (joined, first, second)]
         expected = torch.where(rows[:, None, None, None], *out[1:])
         assert_close(out[0], expected, tolerance=1e-12, what=what)
-        longer = run(mechanism, y.slots(8, 9), state=second).state
-        assert longer is not None
-        try:
-            first.where(rows, longer)
-        except ShapeError:
-            continue
-        require(False, f"{what}: states of 8 and 9 slots were joined")
+        longer = next_state(run(mechanism, y.slots(8, 9), state=second))
+        refused(f"{what}: states of 8 and 9 slots", ShapeError, first.where, rows, longer)
 
 
 def _sizes(state: State) -> dict[str, torch.Size]:
@@ -97,10 +89,7 @@ def _goes_on(mechanism: Attention, state: State, x: Inputs, other: Inputs, at: i
 def _forks(mechanism: Attention, x: Inputs, other: Inputs) -> None:
     """A state, its sibling and the one that went back, each of which goes on once the others have."""
     parent = stream(mechanism, x, (4, 3))[1]
-    old = run(mechanism, x.slots(7, 10), state=parent).state
-    sibling = run(mechanism, other.slots(7, 10), state=parent).state
-    assert old is not None
-    assert sibling is not None
+    old, sibling = (next_state(run(mechanism, y.slots(7, 10), state=parent)) for y in (x, other))
     try:
         back, farther = old.rewind(3), old.rewind(5)
     except UnsupportedError:
@@ -132,23 +121,17 @@ def prefix_reuse(subject: Subject) -> None:
     """
     mechanism = subject.build(True, dtype=torch.float64)
     prompt = subject.inputs(mechanism, batch=1, dtype=torch.float64).slots(0, 8)
-    state = run(mechanism, prompt, state=start(mechanism, 1)).state
-    assert state is not None
+    state = stream(mechanism, prompt, (8,))[1]
     before = {name: y.clone() for name, y in state.tensors().items()}
     for seed, (batch, cut) in enumerate(((1, (5,)), (3, (1, 4)), (1, (2, 3)), (2, (1, 1, 3)))):
         rows = torch.zeros(batch, dtype=torch.long, device=here())
         more = subject.inputs(mechanism, batch=batch, seed=seed + 1, dtype=torch.float64).slots(8, LENGTH)
         whole = run(mechanism, Inputs.joined([prompt.rows(rows), more], 2)).values[:, :, 8:]
-        now, out, at = state if batch == 1 else state.select(rows), list[Tensor](), 0
-        for count in cut:
-            answer = run(mechanism, more.slots(at, at + count), state=now)
-            assert answer.state is not None
-            now, at = answer.state, at + count
-            out.append(answer.values)
+        out, now = stream(mechanism, more, cut, state=state if batch == 1 else state.select(rows))
         what = f"text {seed + 1}, of {batch} rows, behind one prompt"
-        assert_close(torch.cat(out, 2), whole, tolerance=1e-10, what=what)
+        assert_close(out, whole, tolerance=1e-10, what=what)
         with suppress(UnsupportedError):
-            now.rewind(at)
+            now.rewind(sum(cut))
         _unchanged(state, before, f"the prompt's state after {what}")
 
 

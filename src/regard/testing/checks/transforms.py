@@ -13,9 +13,9 @@ from torch import Tensor, func, nn
 
 from regard.core.attention import Attention
 from regard.core.errors import ConfigError, UnsupportedError
-from regard.testing.compare import assert_close
-from regard.testing.inputs import LENGTH, Inputs, Subject, as_queries, call, define, here, mask_with_holes, randn
-from regard.testing.registry import check, require
+from regard.testing.compare import assert_close, require
+from regard.testing.inputs import LENGTH, Inputs, Subject, as_queries, call, define, here, mask_with_holes, randn, start
+from regard.testing.registry import check
 
 Leaves = Mapping[str, Tensor]
 Function = Callable[..., Tensor]
@@ -47,8 +47,7 @@ class _Called(nn.Module):
             return define(mechanism, x)
         if not self.decodes:
             return call(mechanism, x, key_mask=key_mask).values
-        state = mechanism.initial_state(2, dtype=torch.float64, device=here())
-        state = call(mechanism, x.slots(0, LENGTH - 1), state=state).state
+        state = call(mechanism, x.slots(0, LENGTH - 1), state=start(mechanism)).state
         return call(mechanism, x.slots(LENGTH - 1, LENGTH), state=state).values
 
     def function(self) -> Function:

@@ -6,9 +6,9 @@ import torch
 
 from regard.core.attention import Attention
 from regard.functional import weights
-from regard.testing.compare import assert_close, largest_error
-from regard.testing.inputs import LENGTH, Inputs, Subject, as_queries, draw, here, mask_with_holes, randn, run
-from regard.testing.registry import check, require
+from regard.testing.compare import assert_close, largest_error, require
+from regard.testing.inputs import LENGTH, Inputs, Subject, as_queries, draw, here, mask_with_holes, randn, run, stream
+from regard.testing.registry import check
 from regard.testing.sizes import growing
 
 EXACT = 1e-12
@@ -18,9 +18,7 @@ EXACT = 1e-12
 @check(("not rows_sum_to_one", "rows_free"))
 def rows_sum_to_one(subject: Subject) -> None:
     """Constant values come back: the weights of every query with a key sum to one, however confident it is."""
-    for causal in subject.modes:
-        mechanism = subject.build(causal, dtype=torch.float64)
-        x = subject.inputs(mechanism, dtype=torch.float64)
+    for causal, mechanism, x in subject.cases():
         one = x.replaced(v=torch.ones_like(x.v))
         for each in (one, _confident(one)):
             out = run(mechanism, each).values
@@ -39,9 +37,7 @@ def _confident(x: Inputs) -> Inputs:
 @check(("rows_sum_to_one", "rows_sum_to_one"))
 def rows_free(subject: Subject) -> None:
     """A mechanism that is declared unnormalised really is, if only for some queries."""
-    for causal in subject.modes:
-        mechanism = subject.build(causal, dtype=torch.float64)
-        x = subject.inputs(mechanism, dtype=torch.float64)
+    for _, mechanism, x in subject.cases():
         tried = [x, _confident(x)]
         if not subject.info.shares_query_key:
             tried.append(x.replaced(q=-x.q.abs(), k=x.k.abs()))
@@ -74,28 +70,10 @@ def _negative(mechanism: Attention, x: Inputs) -> bool:
     return weights(mechanism, x.q, x.k, inputs=x.more).min().item() < -1e-6
 
 
-@check(("not affine_in_value", "nonlinear"))
-def matrix(subject: Subject) -> None:
-    """The matrix found with identity values is the mechanism: lower triangular if causal, and its product with v."""
-    for causal in subject.modes:
-        mechanism = subject.build(causal, dtype=torch.float64)
-        x = subject.inputs(mechanism, dtype=torch.float64)
-        effective = weights(mechanism, x.q, x.k, inputs=x.more)
-        if causal and not subject.info.leaks:
-            require(not effective.triu(1).any(), "a weight above the diagonal is not 0")
-        free = run(mechanism, x.replaced(v=torch.zeros_like(x.v))).values
-        if subject.info.linear_in_value:
-            require(not free.any(), "info.linear_in_value, but values of 0 do not give 0")
-        v = x.v.repeat_interleave(mechanism.heads.group, 1)
-        assert_close(effective @ v + free, run(mechanism, x).values, tolerance=1e-10, what=f"matrix @ v, {causal=}")
-
-
 @check(("not linear_in_value", "affine_in_value"))
 def linear_in_value(subject: Subject) -> None:
     """f(v + 2 w) = f(v) + 2 f(w)."""
-    for causal in subject.modes:
-        mechanism = subject.build(causal, dtype=torch.float64)
-        x = subject.inputs(mechanism, dtype=torch.float64)
+    for causal, mechanism, x in subject.cases():
         w = randn(*x.v.shape, seed="w", dtype=torch.float64)
         parts = run(mechanism, x).values + 2 * run(mechanism, x.replaced(v=w)).values
         both = run(mechanism, x.replaced(v=x.v + 2 * w)).values
@@ -105,9 +83,7 @@ def linear_in_value(subject: Subject) -> None:
 @check(("linear_in_value", "linear_in_value"), ("not affine_in_value", "nonlinear"))
 def affine_in_value(subject: Subject) -> None:
     """f(v + 2 w) = f(v) + 2 f(w) - 2 f(0), and f(0) is not 0."""
-    for causal in subject.modes:
-        mechanism = subject.build(causal, dtype=torch.float64)
-        x = subject.inputs(mechanism, dtype=torch.float64)
+    for causal, mechanism, x in subject.cases():
         w = randn(*x.v.shape, seed="w", dtype=torch.float64)
         free = run(mechanism, x.replaced(v=torch.zeros_like(x.v))).values
         parts = run(mechanism, x).values + 2 * (run(mechanism, x.replaced(v=w)).values - free)
@@ -119,9 +95,7 @@ def affine_in_value(subject: Subject) -> None:
 @check(("affine_in_value", "linear_in_value"))
 def nonlinear(subject: Subject) -> None:
     """A mechanism that is declared not affine in the values is not."""
-    for causal in subject.modes:
-        mechanism = subject.build(causal, dtype=torch.float64)
-        x = subject.inputs(mechanism, dtype=torch.float64)
+    for _, mechanism, x in subject.cases():
         w = randn(*x.v.shape, seed="w", dtype=torch.float64)
         free = run(mechanism, x.replaced(v=torch.zeros_like(x.v))).values
         parts = run(mechanism, x).values + 2 * (run(mechanism, x.replaced(v=w)).values - free)
@@ -132,8 +106,7 @@ def nonlinear(subject: Subject) -> None:
 @check(("not supports.bidirectional", "causality"), ("not sees_content_only", "order"))
 def permutation(subject: Subject) -> None:
     """Permuting the keys changes nothing; permuting the queries permutes the output."""
-    mechanism = subject.build(False, dtype=torch.float64)
-    x = subject.inputs(mechanism, dtype=torch.float64)
+    mechanism, x = subject.case(False)
     whole = run(mechanism, x).values
     shuffled = torch.arange(LENGTH - 1, -1, -1, device=here()).roll(3)
     moved = {name: y[:, :, shuffled] for name, y in x.named().items()}
@@ -185,10 +158,7 @@ def grouped_heads(subject: Subject) -> None:
             require(
                 half < 0.75 * full, f"state of 2 key heads takes {half} bytes, of 4 {full}: it holds expanded heads"
             )
-            state = grouped.initial_state(2, dtype=torch.float64, device=here())
-            first = run(grouped, x.slots(0, 5), state=state)
-            second = run(grouped, x.slots(5, LENGTH), state=first.state)
-            streamed = torch.cat([first.values, second.values], 2)
+            streamed = stream(grouped, x, (5, LENGTH - 5))[0]
             assert_close(streamed, run(grouped, x).values, tolerance=1e-10, what="2 heads for 4, through a state")
 
 
