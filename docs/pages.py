@@ -23,7 +23,7 @@ from regard.core.option_text import meanings, type_text
 from regard.functional import weights
 from regard.models import presets
 from regard.testing import CHECKS, check_attention, record
-from regard.testing.position_pairs import Pair, position_pairs
+from regard.testing.position_pairs import Pair, position_pair
 from regard_lab.report import attention_map
 
 POSITIONS = 48
@@ -248,7 +248,7 @@ def pairs_of(name: str, schemes: list[str]) -> list[Pair]:
     """What the tests of these sources found, else what is found now."""
     found = [record.kept(TESTED / "pairs", f"{name} {scheme}") for scheme in schemes]
     if None in found:
-        return position_pairs([name], schemes)
+        return [position_pair(name, scheme) for scheme in schemes]
     return [Pair(name, scheme, tuple(x["forms"]), x["reason"]) for scheme, x in zip(schemes, found, strict=True)]
 
 

@@ -17,7 +17,7 @@ from regard.position.sinusoidal import Sinusoidal
 from regard.position.t5_bias import T5Bias
 from regard.testing import record
 from regard.testing.counting import Count
-from regard.testing.position_pairs import position_pair, position_pairs
+from regard.testing.position_pairs import position_pair
 
 LONG, WINDOW = 65_536, 64
 TESTED = Path(__file__).parents[2] / "build" / "tested" / "pairs"
@@ -43,14 +43,6 @@ def test_a_pair_works_in_every_form_or_says_why_not(mechanism, scheme):
         assert pair.reason == ""
         assert pair.forms == tuple(form for form, has in wanted if has)
     record.keep(TESTED, f"{mechanism} {scheme}", {"forms": pair.forms, "reason": pair.reason})
-
-
-def test_some_or_all_pairs():
-    found = position_pairs(["softmax", "uniform"], ["alibi", "rotary"])
-    assert [(pair.mechanism, pair.position, bool(pair.forms)) for pair in found] == [
-        ("softmax", "alibi", True), ("softmax", "rotary", True),
-        ("uniform", "alibi", False), ("uniform", "rotary", False),
-    ]  # fmt: skip
 
 
 class TestATryThatMustFail:

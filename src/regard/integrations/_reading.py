@@ -134,7 +134,7 @@ def _configured(architecture: Architecture, settings: Settings) -> Config:
 def _built(form: Form, config: Config, settings: Settings) -> nn.Module:
     """The network, without weights."""
     with of_file(settings.where), undrawn():
-        return form.build(config, settings)
+        return form.model(config) if form.build is None else form.build(config, settings)
 
 
 def stop_tokens(value: object, vocab_size: int) -> tuple[int, ...]:

@@ -1,13 +1,12 @@
 """The pairs of a mechanism and a position scheme that work together: every pair built as a layer, and tried."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard import catalog, position
+from regard import catalog
 from regard.core.attention import Attention, Heads
 from regard.core.errors import UnsupportedError
 from regard.layer import AttentionLayer
@@ -35,16 +34,6 @@ class Pair:
     position: str
     forms: tuple[str, ...] = ()
     reason: str = ""
-
-
-def position_pairs(mechanisms: Iterable[str] = (), schemes: Iterable[str] = ()) -> list[Pair]:
-    """Every mechanism with every scheme, all of the catalog unless some are named.
-
-    Raises:
-        AssertionError: a layer that builds and does not do what it should.
-    """
-    names, others = list(mechanisms) or catalog.names(), list(schemes) or position.names()
-    return [position_pair(name, scheme) for name in names for scheme in others]
 
 
 def position_pair(mechanism: str, scheme: str) -> Pair:

@@ -30,19 +30,19 @@ ACTIVATIONS: dict[str, MlpKind] = {
 class Form:
     """One network of an architecture: bare, or with a head.
 
-    titles: its names under `architectures` of a configuration; the first is written. model: our class. build: it, from
-    our configuration and theirs. weights: which tensor is which of our weights, for our configuration. bare: written
-    without the architecture's prefix. ignored: endings of names of tensors that follow from the configuration or belong
-    to a head that is not here. derived: endings of ours that follow from the configuration, so that no file has them.
-    copies: tensors that some files repeat, and of which. made: the tensors of a file with those that follow from
-    others, for our configuration and theirs. settings: theirs for a network where our configuration has none; raises if
-    it is none of this architecture.
+    titles: its names under `architectures` of a configuration; the first is written. model: our class. weights: which
+    tensor is which of our weights, for our configuration. build: the model from our configuration and theirs; None: its
+    class does, from ours. bare: written without the architecture's prefix. ignored: endings of names of tensors that
+    follow from the configuration or belong to a head that is not here. derived: endings of ours that follow from the
+    configuration, so that no file has them. copies: tensors that some files repeat, and of which. made: the tensors of
+    a file with those that follow from others, for our configuration and theirs. settings: theirs for a network where
+    our configuration has none; raises if it is none of this architecture.
     """
 
     titles: tuple[str, ...]
     model: type[nn.Module]
-    build: Callable[[Any, Settings], nn.Module]
     weights: Callable[[Any], list[Weight]]
+    build: Callable[[Any, Settings], nn.Module] | None = None
     bare: bool = False
     ignored: tuple[str, ...] = ()
     derived: tuple[str, ...] = ()

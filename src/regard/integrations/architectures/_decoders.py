@@ -121,7 +121,6 @@ def decoder(
     form = Form(
         titles=(f"{title}ForCausalLM", f"{title}Model"),
         model=LanguageModel,
-        build=lambda config, settings: LanguageModel(config),
         weights=decoder_weights,
         ignored=("rotary_emb.inv_freq",),
         copies={"lm_head.weight": "model.embed_tokens.weight"},

@@ -120,7 +120,6 @@ BART = Architecture(
         Form(
             titles=("BartForConditionalGeneration",),
             model=EncoderDecoder,
-            build=lambda config, settings: EncoderDecoder(config),
             weights=_weights,
             copies={
                 "model.encoder.embed_tokens.weight": "model.shared.weight",

@@ -75,7 +75,6 @@ GPT2 = Architecture(
         Form(
             titles=("GPT2LMHeadModel", "GPT2Model"),
             model=LanguageModel,
-            build=lambda config, settings: LanguageModel(config),
             weights=_weights,
             ignored=(".attn.bias", ".attn.masked_bias"),
             copies={"lm_head.weight": "transformer.wte.weight"},

@@ -198,7 +198,6 @@ REFORMER = Architecture(
         Form(
             titles=("ReformerModelWithLMHead",),
             model=LanguageModel,
-            build=lambda config, settings: LanguageModel(config),
             weights=_weights,
             derived=(".projections.output.bias", ".rotations"),
             made=_made,

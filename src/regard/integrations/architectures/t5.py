@@ -144,7 +144,6 @@ T5 = Architecture(
         Form(
             titles=("T5ForConditionalGeneration", "T5WithLMHeadModel", "T5Model"),
             model=EncoderDecoder,
-            build=lambda config, settings: EncoderDecoder(config),
             weights=_weights,
             # a table of no use that old files carry
             ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),

@@ -134,7 +134,6 @@ VIT = Architecture(
         Form(
             titles=("ViTModel",),
             model=Encoder,
-            build=lambda config, settings: Encoder(config),
             weights=lambda config: _weights(config, ""),
             bare=True,
             ignored=(f"{_PREFIX}pooler.dense.weight", f"{_PREFIX}pooler.dense.bias"),

@@ -35,10 +35,6 @@ def causality_beyond_sizes(subject: Subject) -> None:
         assert_identical(run(mechanism, other).values[:, :, :at], whole[:, :, :at], what=what)
 
 
-def draw_long(subject: Subject, mechanism: Attention, batch: int = 1) -> Inputs:
-    return draw(mechanism.heads, subject.info, LONG, LONG, batch, "long")
-
-
 @check(("not supports.causal", "refusals"), ("leaks", "leak"))
 def causality_of_length(subject: Subject) -> None:
     """How many tokens follow changes no output: nothing is derived from the length of the call."""
@@ -103,18 +99,9 @@ def _blind(subject: Subject, mechanism: Attention, x: Inputs) -> str:
 @check(("not supports.prefix", "refusals"))
 def prefix(subject: Subject) -> None:
     """Leading keys are the past: the last queries alone give the last rows of the whole."""
-    mechanism = subject.build(True, dtype=torch.float64)
-    for n in (LENGTH, 31):
-        x = subject.inputs(mechanism, queries=n, dtype=torch.float64)
+    for n, counts in ((LENGTH, (1, 4, LENGTH - 1)), (LONG, (1, 65, 100))):
+        mechanism, x = subject.drawn(True, n, "prefix", batch=1)
         whole = run(mechanism, x).values
-        for queries in (1, 4, n - 1):
+        for queries in counts:
             values = run(mechanism, x.queries(n - queries)).values
             assert_close(values, whole[:, :, n - queries :], tolerance=1e-10, what=f"the last {queries} of {n} queries")
-    mechanism = subject.build(True, dtype=torch.float64, max_length=LONG)
-    x = draw_long(subject, mechanism).to(torch.float64)
-    whole = run(mechanism, x).values
-    for queries in (1, 65, 100):
-        values = run(mechanism, x.queries(LONG - queries)).values
-        assert_close(
-            values, whole[:, :, LONG - queries :], tolerance=1e-10, what=f"the last {queries} of {LONG} queries"
-        )

@@ -3,6 +3,7 @@
 from itertools import chain
 
 import torch
+from torch import Tensor
 
 from regard.core.attention import Attention
 from regard.functional import weights
@@ -72,11 +73,10 @@ def _negative(mechanism: Attention, x: Inputs) -> bool:
 
 @check(("not linear_in_value", "affine_in_value"))
 def linear_in_value(subject: Subject) -> None:
-    """f(v + 2 w) = f(v) + 2 f(w)."""
+    """f(v + 2 w) = f(v) + 2 f(w), and f(0) = 0."""
     for causal, mechanism, x in subject.cases():
-        w = randn(*x.v.shape, seed="w", dtype=torch.float64)
-        parts = run(mechanism, x).values + 2 * run(mechanism, x.replaced(v=w)).values
-        both = run(mechanism, x.replaced(v=x.v + 2 * w)).values
+        both, parts, free = _added(mechanism, x)
+        require(not free.any(), f"info.linear_in_value, but values of 0 do not give 0, {causal=}")
         assert_close(both, parts, tolerance=1e-10, what=f"f(v + 2 w), {causal=}")
 
 
@@ -84,22 +84,26 @@ def linear_in_value(subject: Subject) -> None:
 def affine_in_value(subject: Subject) -> None:
     """f(v + 2 w) = f(v) + 2 f(w) - 2 f(0), and f(0) is not 0."""
     for causal, mechanism, x in subject.cases():
-        w = randn(*x.v.shape, seed="w", dtype=torch.float64)
-        free = run(mechanism, x.replaced(v=torch.zeros_like(x.v))).values
-        parts = run(mechanism, x).values + 2 * (run(mechanism, x.replaced(v=w)).values - free)
-        both = run(mechanism, x.replaced(v=x.v + 2 * w)).values
+        both, parts, free = _added(mechanism, x)
         assert_close(both, parts, tolerance=1e-10, what=f"f(v + 2 w), {causal=}")
         require(bool(free.any()), "info.linear_in_value is False, but values of 0 give 0")
+
+
+def _added(mechanism: Attention, x: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """f(v + 2 w), f(v) + 2 f(w) - 2 f(0) and f(0)."""
+    w = randn(*x.v.shape, seed="w", dtype=torch.float64)
+    whole, other, both, free = (
+        run(mechanism, x.replaced(v=v)).values for v in (x.v, w, x.v + 2 * w, torch.zeros_like(w))
+    )
+    return both, whole + 2 * (other - free), free
 
 
 @check(("affine_in_value", "linear_in_value"))
 def nonlinear(subject: Subject) -> None:
     """A mechanism that is declared not affine in the values is not."""
     for _, mechanism, x in subject.cases():
-        w = randn(*x.v.shape, seed="w", dtype=torch.float64)
-        free = run(mechanism, x.replaced(v=torch.zeros_like(x.v))).values
-        parts = run(mechanism, x).values + 2 * (run(mechanism, x.replaced(v=w)).values - free)
-        off = largest_error(run(mechanism, x.replaced(v=x.v + 2 * w)).values, parts)
+        both, parts, _ = _added(mechanism, x)
+        off = largest_error(both, parts)
         require(off > 1e-3, "info.affine_in_value is False, but the output is affine in the values")
 
 
