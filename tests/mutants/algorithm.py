@@ -70,7 +70,7 @@ class KeyMaximumLeak(ToyFeatures):
         return super().walk(fq, fk / fk.amax((2, 3), keepdim=True) + 1e-3, v, past)
 
 
-@mutant("reference_gradients")
+@mutant("causality_of_gradients")
 class GradientLeak(ToyDense):
     """Adds the mean value minus itself: no effect on the output, but gradients flow from the future."""
 

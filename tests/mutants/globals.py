@@ -67,7 +67,7 @@ class TakesMarksOfTheFirstRow(Longformer):
         return super().attend(q, k, v, call._replace(marks=marks))
 
 
-@mutant("marks")
+@mutant("marks_causality")
 class SeesLaterGlobalTokens(Longformer):
     """Lets every query see every global token, the later ones too."""
 
@@ -97,7 +97,7 @@ class LeavesGlobalTokensUnbiased(Longformer):
         return super().column_terms(q, tokens, view, None)
 
 
-@mutant("reference_gradients")
+@mutant("marks_gradients")
 class WeighsPartsByConstants(Longformer):
     """Merges the window and the global tokens as if their shares were constants."""
 

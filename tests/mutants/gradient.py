@@ -47,7 +47,7 @@ class BiasOffByOne(ToyDense):
         return super().biased(logits, call._replace(bias=shifted))
 
 
-@mutant("bias_curve")
+@mutant("bias_relative")
 class IgnoresRelative(ToyDense):
     """Drops the part that depends on the query."""
 

@@ -1,5 +1,6 @@
 """Law 4: a bias is data indexed by distance, and every form of it means the same table."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -80,12 +81,22 @@ def _used(subject: Subject, mechanism: Attention, length: int, bias: ScoreBias) 
 
 @check(_REFUSED)
 def bias_curve(subject: Subject) -> None:
-    """Logits per distance, and per query and distance, act as their table does, and as in the definition."""
+    """A logit per distance acts as its table does, and as in the definition, with and without a mask."""
+    _agrees(subject, far_curve)
+
+
+@check(_REFUSED)
+def bias_relative(subject: Subject) -> None:
+    """A logit per query and distance acts as its table does, and as in the definition."""
+    _agrees(subject, far_relative)
+
+
+def _agrees(subject: Subject, make: Callable[[int], ScoreBias]) -> None:
     for causal in subject.modes:
         moved = 0.0
         for length in (LENGTH, LONG):
             mechanism, x = subject.drawn(causal, length, "biased")
-            far = _far(length)
+            far = make(length)
             bias = _used(subject, mechanism, length, far)
             table = ScoreBias(table=as_table(far, length, length, causal))
             for keep in (None, mask_with_holes(2, length)) if subject.info.supports.key_mask else (None,):
@@ -100,13 +111,8 @@ def bias_curve(subject: Subject) -> None:
         while moved <= 1e-2 and longer:
             length = longer.pop(0)
             mechanism, x = subject.drawn(causal, length, "biased")
-            moved = _moved(mechanism, x, _used(subject, mechanism, length, _far(length)))
+            moved = _moved(mechanism, x, _used(subject, mechanism, length, make(length)))
         require(moved > 1e-2, "the bias changed nothing")
-
-
-def _far(length: int) -> ScoreBias:
-    """Both kinds of logits by distance."""
-    return replace(far_relative(length), curve=far_curve(length).curve)
 
 
 def _moved(mechanism: Attention, x: Inputs, bias: ScoreBias) -> float:

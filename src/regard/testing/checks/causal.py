@@ -5,7 +5,7 @@ from torch import Tensor
 
 from regard.core.attention import Attention
 from regard.testing.compare import assert_close, assert_identical, largest_error, require
-from regard.testing.inputs import LENGTH, LONG, Inputs, Subject, changed, draw, run
+from regard.testing.inputs import LENGTH, LONG, Inputs, Subject, call, changed, run
 from regard.testing.registry import check
 from regard.testing.sizes import LONGEST
 
@@ -24,15 +24,31 @@ def causality(subject: Subject) -> None:
 
 @check(("not supports.causal", "refusals"), ("leaks", "leak"))
 def causality_beyond_sizes(subject: Subject) -> None:
-    """Causality holds where the sequence is longer than every window, block or stride that an option names."""
-    length = 2 * min(max(subject.size, LONG), LONGEST // 4) + 1
-    mechanism = subject.build(True, max_length=length)
-    x = draw(mechanism.heads, subject.info, length, length, 1, "beyond")
-    whole = run(mechanism, x).values
-    for at in (length // 2, length - 1):
-        other = changed(x, slice(at, None), mechanism.heads, subject.info, f"future {at}", 100.0)
-        what = f"outputs before position {at} of {length}, after other content from there on"
-        assert_identical(run(mechanism, other).values[:, :, :at], whole[:, :, :at], what=what)
+    """Causality holds at the tile borders of any engine, and beyond every window, block or stride of the options."""
+    borders = (1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, LONG - 1)
+    beyond = 2 * min(max(subject.size, LONG), LONGEST // 4) + 1
+    for length, places in ((LONG, borders), (beyond, (beyond // 2, beyond - 1))):
+        mechanism, x = subject.drawn(True, length, "beyond", batch=1, dtype=torch.float32)
+        whole = run(mechanism, x).values
+        for at in places:
+            scale = 100.0 if at % 2 else 1.0
+            other = changed(x, slice(at, None), mechanism.heads, subject.info, f"future {at}", scale)
+            what = f"outputs before position {at} of {length}, after other content from there on"
+            assert_identical(run(mechanism, other).values[:, :, :at], whole[:, :, :at], what=what)
+
+
+@check(("not supports.causal", "refusals"), ("leaks", "leak"))
+def causality_of_gradients(subject: Subject) -> None:
+    """No gradient flows from an output to a later token."""
+    mechanism, x = subject.case(True, torch.float32)
+    x = x.leaves()
+    values, leaves = call(mechanism, x).values, x.named()
+    for at in range(LENGTH - 1):
+        total = values[:, :, at].square().sum()
+        grads = torch.autograd.grad(total, list(leaves.values()), retain_graph=True, allow_unused=True)
+        for name, grad in zip(leaves, grads, strict=True):
+            late = 0.0 if grad is None else grad[:, :, at + 1 :].abs().max().item()
+            require(late == 0, f"d output[{at}] / d {name}[later] is {late:.2e}")
 
 
 @check(("not supports.causal", "refusals"), ("leaks", "leak"))

@@ -4,12 +4,15 @@ import torch
 from torch import Tensor
 
 from regard.core.attention import Attention
-from regard.testing.compare import assert_close, require
+from regard.testing.compare import assert_close, assert_identical, require
 from regard.testing.inputs import (
     LENGTH,
     LONG,
     Inputs,
     Subject,
+    call,
+    changed,
+    define,
     definition,
     here,
     mask_with_holes,
@@ -71,3 +74,36 @@ def marks_state(subject: Subject) -> None:
             for cut in cuts:
                 out = stream(mechanism, x, cut, marks=labels)[0]
                 assert_close(out, whole, tolerance=1e-10, what=f"{name} marks, pieces of {cut}")
+
+
+@check(_REFUSED, _NOT_CAUSAL)
+def marks_causality(subject: Subject) -> None:
+    """Neither the content nor the mark of a future token changes an earlier output."""
+    mechanism, x = subject.case(True, torch.float32)
+    for name, labels in some_marks(LENGTH).items():
+        whole = run(mechanism, x, marks=labels).values
+        for at in range(1, LENGTH):
+            what = f"outputs before position {at}, {name} marks"
+            other = changed(x, slice(at, None), mechanism.heads, subject.info, f"marked future {at}", 10.0)
+            out = run(mechanism, other, marks=labels).values
+            assert_identical(out[:, :, :at], whole[:, :, :at], what=f"{what}, other content")
+            late = labels.clone()
+            late[:, at:] = labels.flip(1)[:, at:]
+            out = run(mechanism, x, marks=late).values  # more global tokens may be added in another order
+            assert_close(out[:, :, :at], whole[:, :, :at], tolerance=2e-6, what=f"{what}, other marks")
+
+
+@check(_REFUSED)
+def marks_gradients(subject: Subject) -> None:
+    """Gradients through marked tokens are those of the definition."""
+    for causal, mechanism, x in subject.cases():
+        for name, labels in some_marks(LENGTH).items():
+            grads = []
+            for defined in (False, True):
+                y = x.clone().leaves()
+                values = define(mechanism, y, marks=labels) if defined else call(mechanism, y, marks=labels).values
+                total, leaves = (values * x.k[:, :1, :, :1]).sum(), list(y.named().values())
+                grads.append(torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True))
+            for each, one, other in zip(x.named(), *grads, strict=True):
+                if other.any():
+                    assert_close(one, other, tolerance=1e-9, what=f"gradient of {each}, {name} marks, {causal=}")
