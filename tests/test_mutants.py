@@ -113,7 +113,7 @@ def test_what_says_nothing_about_a_check_is_no_mutant(cls, caught_by, why):
 
 
 def test_a_parent_that_is_excused_or_fails_is_none():
-    broken = next(mutant for mutant in MUTANTS if mutant.name == "OneSlotTooFew")
+    broken = next(mutant for mutant in MUTANTS if mutant.name == "WindowOffByPast")
     for parent, why in ((NoState, "the parent is excused: info: not supports.state"), (Wrong, "the parent is failed")):
         assert objection(replace(broken, parent=parent)).startswith(why)
 

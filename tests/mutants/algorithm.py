@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from regard.core.attention import Attended, Call, accumulation_dtype
 from regard.core.options import weight
@@ -38,15 +37,6 @@ class LeaksAtATileBorder(ToyDense):
         i, j = positions(queries, keys, call)
         border = super().allowed(queries, keys, call) | ((i >= 64) & (j // 64 == i // 64))
         return border if call.key_mask is None else border & call.key_mask[:, None, None]
-
-
-@mutant("causality")
-class BlockMeanLeak(ToyKernel):
-    """Centres the features on the mean of their block, which holds later tokens."""
-
-    def walk(self, fq: Tensor, fk: Tensor, v: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-        blocks = [x - 0.1 * x.mean(2, keepdim=True) for x in fk.split(8, 2)]
-        return super().walk(fq, torch.cat(blocks, 2), v, past)
 
 
 @mutant("causality")
@@ -191,38 +181,6 @@ class LengthNormaliser(ToyDense):
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, k) * torch.tensor(float(k.shape[2] + 1)).log().to(q.dtype)
-
-
-@mutant("reference")
-class WrongScale(ToyDense):
-    """Divides by d, not by its root."""
-
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        return q @ k.mT / q.shape[-1]
-
-
-@mutant("reference")
-class NegatedScores(ToyDense):
-    """Prefers the keys that match least."""
-
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        return -super().score(q, k)
-
-
-@mutant("reference")
-class WrongAxis(ToyDense):
-    """Normalises over the queries."""
-
-    def normalise(self, logits: Tensor, pairs: Tensor) -> Tensor:
-        return super().normalise(logits.mT, pairs.mT).mT
-
-
-@mutant("reference")
-class WrongFeature(ToyKernel):
-    """relu + 1 where the definition says elu + 1."""
-
-    def features(self, x: Tensor) -> Tensor:
-        return F.relu(x) + 1
 
 
 @mutant("reference")

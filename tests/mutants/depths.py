@@ -135,35 +135,12 @@ class HoldsTheThreshold(EarlyExit):
         return super().limit(torch.zeros_like(slots))
 
 
-@mutant("depth_keeps_the_future_out")
-class LeavesTogether(EarlyExit):
-    """A token leaves by the mean confidence over the text, later tokens included."""
-
-    def sureness(self, hidden: Tensor, before: Tensor, readout: Readout | None, *, first: bool) -> Tensor:
-        sure = super().sureness(hidden, before, readout, first=first)
-        return sure.mean(1, keepdim=True).expand_as(sure)
-
-
 @mutant("depth_streams")
 class CountsFromTheCall(EarlyExit):
     """The threshold falls along each call, not along the text."""
 
     def limit(self, slots: Tensor) -> Tensor | float:
         return super().limit(slots - slots.amin())
-
-
-@mutant("depth_streams")
-class RemembersNothing(EarlyExit):
-    """Blocks that a call leaves out get keys of zeros."""
-
-    def forward(self, blocks: Sequence[Block], x: Tensor, threads: Threads, **given: Any) -> Looped:
-        looped = super().forward(blocks, x, threads, **given)
-        used, states = int(looped.steps.amax()), list(looped.states)  # type: ignore[union-attr]
-        for at, block in enumerate(blocks):
-            before = threads.states[at]
-            if at >= used and before is not None:
-                states[at] = block.remember(torch.zeros_like(x), state=before)
-        return looped._replace(states=states)
 
 
 @mutant("depth_reads_nothing")

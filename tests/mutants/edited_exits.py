@@ -2,7 +2,7 @@
 
 from tests.mutants.edits import Edit
 
-LEAVING, LIGHT = "regard.models.depth._leaving:Leaving", "regard.models.depth.light_exit"
+LEAVING = "regard.models.depth._leaving:Leaving"
 OF_LIGHT, OF_EARLY = "tests.models.test_light_exit", "tests.models.test_early_exit"
 AGAIN, READING = "regard_lab.benchmark.rereading:Rereading", "tests.benchmark.test_rereading"
 P_VALUES, SEARCH = "regard_lab.calibration.p_values", "regard_lab.calibration.learn_then_test"
@@ -36,17 +36,6 @@ WHO = (
         "test_blocks_that_no_token_needs_are_left_out_but_for_their_keys",
     ),
     Edit(
-        "leaves at what is left to one",
-        f"{LEAVING}.goes_on",
-        "~(sureness(active) >= limit)",
-        "~(sureness(active) >= 1 - limit)",
-        OF_LIGHT,
-        FORMULAS,
-    ),
-    Edit(
-        "one judge for all blocks", f"{LIGHT}:LightExit.sureness", "self.judge[at]", "self.judge[0]", OF_LIGHT, FORMULAS
-    ),
-    Edit(
         "None is a threshold of 1",
         "regard.models.depth.early_exit:EarlyExit.asked",
         'float("inf") if own is None',
@@ -61,33 +50,6 @@ WHO = (
         "rest",
         "tests.models.test_universal",
         "test_an_encoder_ponders_too",
-    ),
-    Edit(
-        "no guess",
-        f"{LIGHT}:LightExit.guesses",
-        "self.guessed(hidden[here], count - 1)",
-        "hidden[here]",
-        OF_LIGHT,
-        FORMULAS,
-    ),
-    Edit(
-        "the guess of the block above",
-        f"{LIGHT}:LightExit.guesses",
-        "self.guessed(hidden[here], count - 1)",
-        "self.guessed(hidden[here], count % 3)",
-        OF_LIGHT,
-        FORMULAS,
-    ),
-    Edit(
-        "the first token may leave", f"{LIGHT}:LightExit.limit", "slots < self.whole", "slots < 0", OF_LIGHT, FORMULAS
-    ),
-    Edit(
-        "another unit size",
-        f"{LIGHT}:of_unit_size",
-        "factor = square.masked_fill(square == 0, 1).rsqrt()",
-        "factor = (2 * square).masked_fill(square == 0, 1).rsqrt()",
-        OF_LIGHT,
-        FORMULAS,
     ),
     Edit(
         "guesses of what comes out, not of what is added",
@@ -118,56 +80,12 @@ NOTED = (
         "test_confidences_are_asked_again_above_what_leaves_anew",
     ),
     Edit(
-        "begins again where any token left before",
-        f"{AGAIN}.at_threshold",
-        "torch.where(changed, first, self.last)",
-        "first",
-        READING,
-        "test_confidences_are_asked_again_above_what_leaves_anew",
-    ),
-    Edit(
-        "rows change by their first token alone",
-        f"{AGAIN}.at_threshold",
-        "changed.any(1)",
-        "changed[:, 0]",
-        READING,
-        THRESHOLDS,
-        READ,
-    ),
-    Edit(
-        "begins with states of a lower block",
-        f"{AGAIN}._again",
-        "self.hidden[begin - 1]",
-        "self.hidden[max(begin - 2, 0)]",
-        READING,
-        THRESHOLDS,
-        READ,
-    ),
-    Edit(
         "all rows again",
         f"{AGAIN}.at_threshold",
         "changed.any(1)",
         "(changed.any(1) | True)",
         READING,
         "test_what_does_not_change_is_not_computed_again",
-    ),
-    Edit(
-        "losses of the threshold before",
-        "regard_lab.benchmark.exits:measure",
-        "losses[part, at] = ",
-        "losses[part, max(at - 1, 0)] = ",
-        READING,
-        THRESHOLDS,
-        READ,
-    ),
-    Edit(
-        "the full model is the one that was read last",
-        "regard_lab.benchmark.exits:measure",
-        "likeliest=reading.answers.likeliest.clone()",
-        "likeliest=reading.answers.likeliest",
-        READING,
-        THRESHOLDS,
-        READ,
     ),
     Edit(
         "passages that were fitted to",
@@ -205,14 +123,6 @@ CERTIFIED = (
         "test_the_search_by_hand",
     ),
     Edit(
-        "every hypothesis at the whole level",
-        f"{SEARCH}:bonferroni",
-        "level / len(p_values)",
-        "level",
-        OF_SEARCH,
-        "test_the_search_by_hand",
-    ),
-    Edit(
         "a naive choice",
         f"{SEARCH}:calibrate",
         "TESTS[test](total, items, risk)",
@@ -230,14 +140,6 @@ CERTIFIED = (
         "test_what_is_found_and_said",
     ),
     Edit("Hoeffding without the square", f"{P_VALUES}:hoeffding", "** 2", "** 1", OF_P_VALUES, "test_formulas_by_hand"),
-    Edit(
-        "Bentkus without e",
-        f"{P_VALUES}:hoeffding_bentkus",
-        "math.e * _at_most",
-        "_at_most",
-        OF_P_VALUES,
-        "test_formulas_by_hand",
-    ),
     Edit(
         "a binomial p-value of one loss fewer",
         f"{P_VALUES}:binomial",
@@ -271,15 +173,6 @@ CERTIFIED = (
         "tests.calibration.test_grid_search",
         "test_it_begins_with_what_is_best_for_all_and_goes_from_the_deepest_up",
         ([[1.0, 3.0, 1.0], [5.0, 0.0, 1.0]], [[0.9, 0.9], [0.1, 0.9]], (0.5, 0.5)),
-    ),
-    Edit(
-        "the search goes from the first block up",
-        "regard_lab.calibration.grid_search:grid_search",
-        "reversed(range(exits))",
-        "range(exits)",
-        "tests.calibration.test_grid_search",
-        "test_it_begins_with_what_is_best_for_all_and_goes_from_the_deepest_up",
-        ([[2.0, 0.5, 3.0], [9.0, 3.2, 2.0]], [[0.9, 0.9], [0.1, 0.9]], (None, 0.5)),
     ),
     Edit(
         "blocks are free",

@@ -7,50 +7,12 @@ import torch
 from torch import Tensor
 
 from regard import patterns as masks
-from regard.attention.sparse.fixed import Fixed
 from regard.attention.sparse.local import Local
 from regard.attention.sparse.local_atrous import LocalAtrous
 from regard.attention.sparse.pattern import Pattern
-from regard.core.attention import Attended, Call
-from regard.core.state import Slots
+from regard.core.attention import Call
 from regard.engines.tiles import Dropout
 from tests.mutants import mutant
-
-
-@mutant("causality")
-class SeesTheRestOfItsBlock(Local):
-    """Also sees the keys of its block of 4, later ones included."""
-
-    def setup(self) -> None:
-        super().setup()
-        self.pattern = self.pattern | masks.block(4)
-
-
-@mutant("state_splits")
-class RingOffByOne(Local):
-    """Keeps one slot less than the window reaches, and says so."""
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
-        answer = super().attend(q, k, v, call)
-        if not isinstance(answer.state, Slots):
-            return answer
-        return answer._replace(state=answer.state.drop(answer.state.kept - self.kept_slots(answer.state.kept)))
-
-    def kept_slots(self, length: int) -> int:
-        return min(length, max(self.window * self.dilation - 1, 0))
-
-
-@mutant("reference")
-class PhaseOff(Local):
-    """A dilated window whose steps begin beside the query."""
-
-    samples = ({"window": 2, "dilation": 3},)
-
-    def setup(self) -> None:
-        super().setup()
-        far, step = self.window * self.dilation, self.dilation
-        shifted = masks.Pattern(lambda i, j: (abs(i - j) <= far) & ((i - j) % step == 1), distances=(-far, far))
-        self.pattern = masks.causal & shifted if self.heads.causal else shifted
 
 
 @mutant("partition")
@@ -61,15 +23,6 @@ class CountsTheOverlapTwice(LocalAtrous):
         super().setup()
         parts = masks.disjoint(masks.window(self.window), masks.strided(self.dilation))
         self.pattern = masks.causal & parts if self.heads.causal else parts
-
-
-@mutant("reference")
-class OnePatternForAllHeads(Fixed):
-    """Gives every head the pattern of the first."""
-
-    def setup(self) -> None:
-        super().setup()
-        self.pattern = self.pattern.of(0)
 
 
 class _Hasty(masks.Pattern):  # type: ignore[misc]

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.core.state import Summary
 from regard.models.blocks import Block
 from regard.models.depth._base import Looped, Readout, Threads
 from regard.models.depth._lessons import Answers, best, exit_weights
@@ -97,32 +96,6 @@ class PlansByTheLeast(EarlyExit):
     def plan(self, read: Tensor, slots: Tensor) -> Tensor:
         del slots
         return self.chooser(read).argmin(-1) + 1
-
-
-@mutant("depth_keeps_the_future_out")
-class MeansOfAll(EarlyExit):
-    """The mean that `sequence` reads is that of the whole text."""
-
-    def means(self, x: Tensor, key_mask: Tensor | None, past: Summary | None) -> tuple[Tensor, Summary]:
-        means, after = super().means(x, key_mask, past)
-        return means[:, -1:].expand_as(means), after
-
-
-@mutant("depth_streams")
-class MeansOfTheCall(EarlyExit):
-    """The mean that `sequence` reads begins anew with every call."""
-
-    def means(self, x: Tensor, key_mask: Tensor | None, past: Summary | None) -> tuple[Tensor, Summary]:
-        means, after = super().means(x, key_mask, None)
-        return means, Summary(after.content, after.length + (0 if past is None else past.length))
-
-
-@mutant("depth_reads_no_padding")
-class MeansOfPadding(EarlyExit):
-    """The mean that `sequence` reads counts masked tokens."""
-
-    def means(self, x: Tensor, key_mask: Tensor | None, past: Summary | None) -> tuple[Tensor, Summary]:
-        return super().means(x, None, past)
 
 
 @mutant("exits_at_the_threshold")

@@ -71,15 +71,6 @@ class AcceptsUndeclaredBias(ToyDense):
         return super().attend(q, k, v, call._replace(bias=None))
 
 
-@mutant("causality")
-class OverclaimsCausal(ToyDense):
-    """Is causal in its pairs, whose keys are projections of all positions."""
-
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        slots = torch.arange(k.shape[2], dtype=k.dtype)
-        return super().score(q, k + 0.1 * torch.cos(slots[:, None] * slots) @ k)
-
-
 @mutant("finite_differences")
 class DeniesItsGradient(ToyDense):
     """Has the gradient of its queries, and is declared straight-through, so that no slope would be compared."""
@@ -245,14 +236,6 @@ class KnobWithoutEffect(ToyFeatures):
     def setup(self) -> None:
         super().setup()
         self.omega = self.omega[:, :8].repeat(1, -(-self.num_features // 8))[:, : self.num_features]
-
-
-@mutant("approximation")
-class ClaimsToApproximate(ToyFeatures):
-    """Estimates another kernel, and says it approaches softmax."""
-
-    def features(self, x: Tensor) -> Tensor:
-        return (x @ self.omega.to(x.dtype)).abs() + 1e-12
 
 
 @mutant("cost")

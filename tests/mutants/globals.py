@@ -10,52 +10,11 @@ import torch
 from torch import Tensor
 
 from regard.attention.sparse import Tokens, View
-from regard.attention.sparse.bigbird import Bigbird
 from regard.attention.sparse.etc import Etc
 from regard.attention.sparse.longformer import Longformer
-from regard.core.attention import Attended, Call, merge
+from regard.core.attention import Attended, Call
 from regard.core.bias import ScoreBias
-from regard.engines.tiles import masked_attention, tiled_attention
 from tests.mutants import mutant
-
-
-@mutant("reference")
-class CountsARandomBlockTwice(Bigbird):
-    """Takes the first block as a random one, as published code does in evaluation: it is global already."""
-
-    def _local(self, q: Tensor, k: Tensor, v: Tensor, view: View, bias: ScoreBias | None) -> tuple[Tensor, Tensor]:
-        one = super()._local(q, k, v, view, bias)
-        again = self.pattern.mask(view.queries, view.keys) & (view.keys < self.block_size)
-        if view.key_mask is not None:
-            again = again & view.key_mask[:, None, None, :]
-        logits = None if bias is None else bias.logits(view.queries, view.keys)
-        return merge([one, masked_attention(q, k, v, again, scale=self.factor, bias=logits)])
-
-
-@mutant("reference")
-class CountsGlobalColumnsTwice(Longformer):
-    """Leaves global keys in the window as well."""
-
-    def _local(self, q: Tensor, k: Tensor, v: Tensor, view: View, bias: ScoreBias | None) -> tuple[Tensor, Tensor]:
-        return tiled_attention(
-            q,
-            k,
-            v,
-            self.pattern,
-            scale=self.factor,
-            query_positions=view.queries,
-            key_positions=view.keys,
-            key_mask=view.key_mask,
-            bias=self.near(q, bias),
-        )
-
-
-@mutant("marks")
-class LosesMarks(Longformer):
-    """Drops the marks."""
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
-        return super().attend(q, k, v, call._replace(marks=None))
 
 
 @mutant("marks")

@@ -22,22 +22,6 @@ class BiasReplacesScale(ToyDense):
 
 
 @mutant("bias_curve")
-class IgnoresBias(ToyDense):
-    """Drops the bias."""
-
-    def biased(self, logits: Tensor, call: Call) -> Tensor:
-        return logits
-
-
-@mutant("bias_curve")
-class SubtractsBias(ToyDense):
-    """Subtracts the bias."""
-
-    def biased(self, logits: Tensor, call: Call) -> Tensor:
-        return 2 * logits - super().biased(logits, call)
-
-
-@mutant("bias_curve")
 class BiasOffByOne(ToyDense):
     """Reads the column of the next distance."""
 

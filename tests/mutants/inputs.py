@@ -132,22 +132,6 @@ class _ActivatesFrom(ToyGated):
 
 
 @mutant("activation")
-class ActivatesFromTheWholeSequence(_ActivatesFrom):
-    """Adds the mean over all slots, those to come included."""
-
-    def raw(self, x: Tensor) -> Tensor:
-        return x + x.mean(2, keepdim=True)
-
-
-@mutant("activation")
-class ActivatesFromThePast(_ActivatesFrom):
-    """Adds the sum of the slots before, which are not there when a piece comes alone."""
-
-    def raw(self, x: Tensor) -> Tensor:
-        return x + x.cumsum(2)
-
-
-@mutant("activation")
 class ActivatesFromTheSlotBefore(_ActivatesFrom):
     """Shifts the raw gates by a slot."""
 

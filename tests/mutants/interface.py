@@ -194,14 +194,6 @@ class RedrawsGlobally(ToyFeatures):
 
 
 @mutant("batch_independence")
-class BatchStatistics(ToyDense):
-    """Centres the keys on the mean of the batch."""
-
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        return super().score(q, k - k.mean(0, keepdim=True))
-
-
-@mutant("batch_independence")
 class BatchMaximum(ToyDense):
     """Stabilises with one maximum for the whole batch: neighbours move the last bits."""
 
@@ -219,15 +211,6 @@ class WrapsAround(ToyTable):
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         slots = self.slots[:, torch.arange(k.shape[2]) % self.slots.shape[1]]
         return F.gelu(q) @ slots.to(q.dtype)
-
-
-@mutant("memory_layout")
-class AssumesContiguous(ToyDense):
-    """Reads the numbers of k in the order in which they lie in memory."""
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
-        flat = torch.as_strided(k, (k.untyped_storage().size() // k.element_size(),), (1,), 0)
-        return super().attend(q, flat[: k.numel()].reshape(k.shape) if flat.numel() >= k.numel() else k, v, call)
 
 
 @mutant("memory_layout")

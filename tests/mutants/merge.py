@@ -29,14 +29,6 @@ class LseOfHiddenKeys(ToyDense):
 
 
 @mutant("mergeable")
-class LseOfTheMean(ToyDense):
-    """The logarithm of the mean, not of the sum: parts of different sizes count alike."""
-
-    def log_sum(self, logits: Tensor, pairs: Tensor) -> Tensor:
-        return super().log_sum(logits, pairs) - pairs.sum(-1).clamp_min(1).log().to(logits.dtype)
-
-
-@mutant("mergeable")
 class LseWithoutGradient(ToyDense):
     """Weighs the parts as if their shares were constants."""
 
@@ -109,14 +101,6 @@ class CentresQueries(ToyKernel):
 
     def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         return super().reference(q if call.causal else q - q.mean(2, keepdim=True), k, v, call)
-
-
-@mutant("query_pieces")
-class NumbersTheQueriesOfACall(ToyDense):
-    """Sharpens its weights with the number of the query in the call, wherever the call begins."""
-
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        return super().score(q, k) * (1 + 0.1 * torch.arange(q.shape[2], dtype=q.dtype)[:, None])
 
 
 @mutant("query_pieces")

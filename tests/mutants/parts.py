@@ -22,7 +22,6 @@ from regard.models.encoder_decoder import CrossBlock, EncoderDecoder
 from regard.position.alibi import Alibi
 from regard.position.learned import Learned
 from regard.position.rotary import Rotary
-from regard.position.shaw_keys import ShawKeys
 from regard.position.sinusoidal import Sinusoidal
 from regard.position.t5_bias import T5Bias
 from regard.position.transformer_xl import TransformerXl
@@ -49,72 +48,11 @@ class FutureInThePast(T5Bias):
 
 
 @mutant("published_logits")
-class SlopesInOrder(Alibi):
-    """Sorts the slopes: right for a power of two, and for other counts every head has another's."""
-
-    def bias(self, q: Tensor, low: int, high: int) -> ScoreBias:
-        self.slopes = sorted(self.slopes, reverse=True)
-        return super().bias(q, low, high)
-
-
-@mutant("published_logits")
-class SlopesReversed(Alibi):
-    """Begins with the flattest slope."""
-
-    def bias(self, q: Tensor, low: int, high: int) -> ScoreBias:
-        bias = super().bias(q, low, high)
-        assert bias.curve is not None
-        return replace(bias, curve=bias.curve.flip(0))
-
-
-@mutant("published_logits")
 class RelativeShiftOffByOne(TransformerXl):
     """Gives each pair the sinusoid of the distance beside its own."""
 
     def bias(self, q: Tensor, low: int, high: int) -> ScoreBias:
         return replace(super().bias(q, low + 1, high + 1), high=high)
-
-
-@mutant("published_logits")
-class BiasesSwapped(TransformerXl):
-    """Adds v to the content and u to the distance."""
-
-    def bias(self, q: Tensor, low: int, high: int) -> ScoreBias:
-        bias = super().bias(q, low, high)
-        assert bias.query is not None
-        added = (self.content - self.distance)[:, None] * self.heads.key_dim**-0.5
-        return replace(bias, query=bias.query + added)
-
-    def transform(self, q: Tensor, k: Tensor, query_positions: Tensor, key_positions: Tensor) -> tuple[Tensor, Tensor]:
-        del query_positions, key_positions
-        return q + self.distance[:, None], k
-
-
-@mutant("published_logits")
-class BackwardLabels(ShawKeys):
-    """Labels the pair by i - j, not j - i."""
-
-    def bias(self, q: Tensor, low: int, high: int) -> ScoreBias:
-        bias = super().bias(q, low, high)
-        assert bias.relative is not None
-        return replace(bias, relative=bias.relative.flip(1))
-
-
-@mutant("published_logits")
-class TurnsOneWay(Rotary):
-    """Turns queries forwards and keys backwards, so that scores know the sum of their slots."""
-
-    def transform(self, q: Tensor, k: Tensor, query_positions: Tensor, key_positions: Tensor) -> tuple[Tensor, Tensor]:
-        return super().transform(q, k, query_positions, -key_positions)
-
-
-@mutant("published_logits")
-class MixesLayouts(Rotary):
-    """Turns neighbouring channels by the angles of the layout in halves."""
-
-    def transform(self, q: Tensor, k: Tensor, query_positions: Tensor, key_positions: Tensor) -> tuple[Tensor, Tensor]:
-        q, k = (torch.cat([x[..., 0::2], x[..., 1::2]], -1) for x in (q, k))
-        return super().transform(q, k, query_positions, key_positions)
 
 
 @mutant("positions_are_added")
@@ -194,15 +132,6 @@ class GlobalRowsWithLocalProjections(AttentionLayer):
 
 
 @mutant("residual_once")
-class ResidualTwice(Residual):
-    """Post-norm, with the input added again after the norm."""
-
-    def forward(self, x: Tensor, **given: Any) -> LayerOutput:
-        got = super().forward(x, **given)
-        return got if self.place == "pre" else got._replace(hidden=got.hidden + x)
-
-
-@mutant("residual_once")
 class ResidualInTheBranch(Residual):
     """Post-norm of x + (x + f(x)): the branch has a residual of its own."""
 
@@ -213,31 +142,6 @@ class ResidualInTheBranch(Residual):
         x = self.attention_norm(x + (x + got.hidden))
         assert self.mlp is not None
         return got._replace(hidden=self.mlp_norm(x + self.mlp(x)))
-
-
-@mutant("residual_once")
-class NormOfTheBranch(Residual):
-    """x + norm(f(x)): the stream itself is never normalised."""
-
-    def forward(self, x: Tensor, **given: Any) -> LayerOutput:
-        if self.place == "pre":
-            return super().forward(x, **given)
-        got = self.attention(x, **given)
-        x = x + self.attention_norm(got.hidden)
-        assert self.mlp is not None
-        return got._replace(hidden=x + self.mlp_norm(self.mlp(x)))
-
-
-@mutant("branches_side_by_side")
-class OneAfterTheOther(Parallel):
-    """The MLP reads what attention has changed."""
-
-    def forward(self, x: Tensor, **given: Any) -> LayerOutput:
-        got = self.attention(self.attended(x), **given)
-        x = x + got.hidden
-        assert self.mlp is not None
-        x = x + self.mlp(self.attended(x))
-        return got._replace(hidden=x if self.place == "pre" else self.attention_norm(x))
 
 
 @mutant("branches_side_by_side")
@@ -294,14 +198,6 @@ class RemembersThePadding(Residual):
         return super().remember(x, key_mask=None, **given)
 
 
-@mutant("skipped_block_remembers")
-class RemembersSlots(Residual):
-    """A skipped block turns its keys by their slots, wherever they are."""
-
-    def remember(self, x: Tensor, *, positions: Tensor | None = None, **given: Any) -> State:
-        return super().remember(x, positions=None, **given)
-
-
 @mutant("residual_of_each_attention")
 class SharedNorm(CrossBlock):
     """Normalises what the source gave with the norm of the attention to itself."""
@@ -317,14 +213,6 @@ class ReadsItsTarget(EncoderDecoder):
 
     def shift(self, targets: Tensor) -> Tensor:
         return targets.masked_fill(targets < 0, self.config.start_token)
-
-
-@mutant("decoder_reads_the_past")
-class ShiftsTwice(EncoderDecoder):
-    """Leaves out the token just before."""
-
-    def shift(self, targets: Tensor) -> Tensor:
-        return super().shift(super().shift(targets))
 
 
 @mutant("targets_are_next")

@@ -15,18 +15,6 @@ from tests.mutants.toys import ToyDense, ToyKernel, ToyWindow, allowed_pairs, ex
 
 
 @mutant("state_splits")
-class ForgetsState(ToyKernel):
-    """Starts every piece from nothing, and counts on."""
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
-        if call.state is None:
-            return super().attend(q, k, v, call)
-        answer = super().attend(q, k, v, call._replace(state=self.initial_state(q.shape[0], dtype=q.dtype)))
-        assert isinstance(answer.state, Summary)
-        return answer._replace(state=replace(answer.state, length=call.past + k.shape[2]))
-
-
-@mutant("state_splits")
 class StaleCache(ToyDense):
     """Attends to the keys before this piece, and adds the piece afterwards."""
 
@@ -146,14 +134,6 @@ class SelectSortsRows(ToyKernel):
 
     def grown(self, state: State, total: Tensor, keys: int) -> State:
         return _UnorderedSummary({"sum": total}, state.length + keys)
-
-
-@mutant("state_bytes")
-class WrongFormula(ToyDense):
-    """States its size without the values."""
-
-    def state_nbytes(self, batch: int, length: int, dtype: torch.dtype) -> int:
-        return batch * length * self.heads.kv_heads * self.heads.key_dim * dtype.itemsize
 
 
 @mutant("state_bytes")

@@ -15,7 +15,6 @@ from regard.memory.caches._base import CacheState
 from regard.memory.caches.h2o import H2o
 from regard.memory.caches.snapkv import Snapkv
 from regard.memory.caches.streaming import Streaming
-from regard.memory.memorizing import Memorizing
 from regard.memory.recent import Recent
 from regard.models import LanguageModel, ModelState
 from tests.mutants import mutant
@@ -94,18 +93,6 @@ class WaitsInPlace(Recent):
     def write(self, state: MemoryState, x: Tensor, **given: Any) -> Any:
         after, losses = super().write(state, x, **given)
         return _Collecting(after.content, after.length), losses
-
-
-@mutant("decoders_with_a_memory_fork")
-class OverwritesItsPairs(Memorizing):
-    """Writes the newest pairs of a continuation over the oldest of what it was given."""
-
-    def write(self, state: MemoryState, x: Tensor, **given: Any) -> Any:
-        after, losses = super().write(state, x, **given)
-        for name in ("keys", "values"):
-            count = min(x.shape[1], state[name].shape[2])
-            state[name][:, :, :count] = after[name][:, :, after[name].shape[2] - count :]
-        return after, losses
 
 
 class _OldestGoes(MemoryState):

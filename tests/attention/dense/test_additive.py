@@ -65,15 +65,3 @@ def test_no_tensor_of_pairs_times_hidden(backward: bool) -> None:
             values.sum().backward()
 
     assert count(run).largest <= length * length  # the pairs alone; pairs times hidden would be 32 times that
-
-
-def test_the_state_keeps_projected_keys() -> None:
-    heads = regard.Heads(count=4, key_dim=6, value_dim=3, kv_count=2, causal=True)
-    mechanism = regard.build("additive", heads, hidden=5).double()
-    q, k, v = draw(2, 4, 11, 6), draw(2, 2, 11, 6, seed=1), draw(2, 2, 11, 3, seed=2)
-    with torch.no_grad():
-        state = mechanism(q[:, :, :7], k[:, :, :7], v[:, :, :7], state=mechanism.initial_state(2, dtype=q.dtype)).state
-        last = mechanism(q[:, :, 7:], k[:, :, 7:], v[:, :, 7:], state=state)
-        torch.testing.assert_close(last.values, mechanism(q, k, v).values[:, :, 7:], rtol=0, atol=1e-12)
-    assert state.view()["k"].shape == (2, 2, 7, 5)
-    assert state.nbytes == mechanism.state_nbytes(2, 7, torch.float64) == 2 * 7 * 2 * (5 + 3) * 8

@@ -61,15 +61,3 @@ def test_logits_start_with_variance_one(query_dim: int, key_dim: int) -> None:
     logits = draw(1, 500, query_dim) @ form @ draw(1, 500, key_dim, seed=1).mT
     # 250,000 pairs share one matrix and 1,000 vectors: a relative deviation of about 5%
     assert logits.var().item() == pytest.approx(1.0, abs=0.2)
-
-
-def test_the_state_keeps_the_keys_as_they_are() -> None:
-    heads = regard.Heads(count=4, key_dim=6, query_dim=5, value_dim=3, kv_count=2, causal=True)
-    mechanism = regard.build("bilinear", heads).double()
-    q, k, v = draw(2, 4, 11, 5), draw(2, 2, 11, 6, seed=1), draw(2, 2, 11, 3, seed=2)
-    with torch.no_grad():
-        state = mechanism(q[:, :, :7], k[:, :, :7], v[:, :, :7], state=mechanism.initial_state(2, dtype=q.dtype)).state
-        last = mechanism(q[:, :, 7:], k[:, :, 7:], v[:, :, 7:], state=state)
-        torch.testing.assert_close(last.values, mechanism(q, k, v).values[:, :, 7:], rtol=0, atol=1e-12)
-    assert torch.equal(state.view()["k"], k[:, :, :7])
-    assert state.nbytes == mechanism.state_nbytes(2, 7, torch.float64) == 2 * 7 * 2 * (6 + 3) * 8

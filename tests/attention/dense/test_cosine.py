@@ -83,14 +83,6 @@ def test_low_precision_divides_in_single(length: float) -> None:
     assert (half.double() - exact).abs().max() < 0.02 * exact.abs().max()
 
 
-def test_the_state_keeps_keys_of_length_one() -> None:
-    mechanism = regard.build("cosine", regard.Heads(count=2, key_dim=4, causal=True)).double()
-    q, k, v = draw(1, 2, 8, 4), draw(1, 2, 8, 4, seed=1), draw(1, 2, 8, 4, seed=2)
-    state = mechanism(q, k, v, state=mechanism.initial_state(1, dtype=q.dtype)).state
-    torch.testing.assert_close(state.view()["k"].norm(dim=-1), torch.ones(1, 2, 8).double(), rtol=0, atol=1e-12)
-    assert state.nbytes == mechanism.state_nbytes(1, 8, torch.float64) == 2 * 8 * 8 * 8
-
-
 def test_a_gain_that_is_not_positive_is_refused() -> None:
     with pytest.raises(regard.ConfigError, match="gain"):
         regard.build("cosine(gain=0.0)", regard.Heads(count=1, key_dim=2))

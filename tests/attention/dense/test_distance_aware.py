@@ -95,32 +95,6 @@ def test_a_zero_logit_stays_zero_at_every_distance() -> None:
     torch.testing.assert_close(weights, torch.full_like(weights, 1 / 9), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_gradients_of_slope_and_ceiling(causal: bool) -> None:
-    mechanism = build([0.3, -0.2], [0.5, -0.5], key_dim=3, causal=causal)
-    q, k, v = (draw(1, 2, 5, 3, seed=s) for s in range(3))
-
-    def values(slope: torch.Tensor, ceiling: torch.Tensor) -> torch.Tensor:
-        given = {"slope": slope, "ceiling": ceiling}
-        return torch.func.functional_call(mechanism, given, (q, k, v)).values
-
-    leaves = [x.detach().clone().requires_grad_() for x in (mechanism.slope, mechanism.ceiling)]
-    assert torch.autograd.gradcheck(values, leaves, atol=1e-8)
-
-
-def test_decoding_takes_distances_from_slots() -> None:
-    mechanism = build([0.5, -0.5], [0.5, 0.5], key_dim=4, causal=True)
-    q, k, v = (draw(2, 2, 30, 4, seed=s) for s in range(3))
-    with torch.no_grad():
-        whole = mechanism(q, k, v).values
-        state = mechanism(*(x[:, :, :17] for x in (q, k, v)), state=mechanism.initial_state(2, dtype=q.dtype)).state
-        for at in range(17, 30):
-            found = mechanism(*(x[:, :, at : at + 1] for x in (q, k, v)), state=state)
-            state = found.state
-            torch.testing.assert_close(found.values, whole[:, :, at : at + 1], rtol=0, atol=1e-12)
-    assert state.nbytes == mechanism.state_nbytes(2, 30, torch.float64) == 2 * 30 * 2 * (4 + 4) * 8
-
-
 def test_two_sequences_have_no_distance() -> None:
     mechanism = build([0.5], [0.5], key_dim=4)
     with pytest.raises(UnsupportedError, match="two sequences have no distance"):

@@ -99,20 +99,6 @@ def test_one_key_and_no_key() -> None:
         assert all(bool(grad.isfinite().all()) for grad in grads)
 
 
-def test_the_temperature_follows_the_mask_of_a_state() -> None:
-    mechanism = regard.build("entropy_scaled", regard.Heads(count=1, key_dim=4, causal=True), base_length=4)
-    q, k, v = (draw(2, 1, 12, 4, seed=s) for s in range(3))
-    keep = torch.rand(2, 12, generator=torch.Generator().manual_seed(5)) > 0.4
-    whole = mechanism(q, k, v, key_mask=keep).values
-    state, rows = mechanism.initial_state(2, dtype=q.dtype), []
-    for at in range(12):
-        piece = slice(at, at + 1)
-        answer = mechanism(q[:, :, piece], k[:, :, piece], v[:, :, piece], key_mask=keep[:, piece], state=state)
-        state = answer.state
-        rows.append(answer.values)
-    torch.testing.assert_close(torch.cat(rows, 2), whole, rtol=0, atol=1e-12)
-
-
 def test_without_a_bias_the_weights_are_never_made() -> None:
     x = [draw(1, 1, 700, 8, seed=s).float() for s in range(3)]
     assert count(lambda: regard.attend(*x, "entropy_scaled", causal=True)).largest < 700 * 700 // 4

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import regard
-from regard.core.attention import merge
 from regard.core.bias import ScoreBias
 from regard.core.errors import InputError, ShapeError, UnsupportedError
 
@@ -135,21 +134,6 @@ def test_a_shut_gate_hides_whatever_the_logits_say() -> None:
         torch.testing.assert_close(got, alone, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("first", [1, 7, 16, 50, 99])
-def test_pieces_with_a_state(first: int) -> None:
-    q, k, v, log_gate = tensors(100, count=4, kv_count=2)
-    log_gate[0, 1, 40] = -math.inf
-    mechanism = built(4, 2)
-    whole = mechanism(q, k, v, inputs={"log_gate": log_gate}, lse=True)
-    state = mechanism.initial_state(2, dtype=torch.float64)
-    for part in (slice(0, first), slice(first, 100)):
-        given = [x[:, :, part] for x in (q, k, v)]
-        got = mechanism(*given, inputs={"log_gate": log_gate[:, :, part]}, state=state, lse=True)
-        state = got.state
-        torch.testing.assert_close(got.values, whole.values[:, :, part], rtol=0, atol=1e-12)
-        torch.testing.assert_close(got.lse, whole.lse[:, :, part], rtol=0, atol=1e-12)
-
-
 def test_the_state_holds_a_number_per_query_head_beside_keys_and_values() -> None:
     mechanism = built(4, 2, dtype=torch.bfloat16)
     state = mechanism.initial_state(2, dtype=torch.bfloat16)
@@ -157,83 +141,6 @@ def test_the_state_holds_a_number_per_query_head_beside_keys_and_values() -> Non
     state = mechanism(q, k, v, inputs={"log_gate": log_gate}, state=state).state
     assert state.tensors()["log_gate"].dtype == torch.float32
     assert state.nbytes == mechanism.state_nbytes(2, 30, torch.bfloat16) == 2 * 30 * (2 * (4 + 3) * 2 + 4 * 4)
-
-
-@pytest.mark.parametrize("length", [8, 30, 120])
-def test_padding_anywhere_is_exact(length: int) -> None:
-    q, k, v, log_gate = tensors(length, batch=1)
-    expected = built()(q, k, v, inputs={"log_gate": log_gate}).values
-    for at in (0, 3, length):
-        keep = torch.ones(length + 5, dtype=torch.bool)
-        keep[at : at + 5] = False
-        padded = [x.new_full((1, 2, length + 5, x.shape[3]), math.nan) for x in (q, k, v)]
-        padded[0].zero_()
-        for one, x in zip(padded, (q, k, v), strict=True):
-            one[:, :, keep] = x
-        shut = torch.full((1, 2, length + 5, 1), -math.inf, dtype=torch.float64)
-        shut[:, :, keep] = log_gate
-        got = built()(*padded, key_mask=keep[None], inputs={"log_gate": shut}).values
-        torch.testing.assert_close(got[:, :, keep], expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("length", [9, 30, 300])
-def test_grouped_heads_are_repeated_heads(length: int) -> None:
-    q, k, v, log_gate = tensors(length, count=6, kv_count=2)
-    grouped = built(6, 2)(q, k, v, inputs={"log_gate": log_gate}).values
-    repeated = [x.repeat_interleave(3, 1) for x in (k, v)]
-    torch.testing.assert_close(
-        built(6)(q, *repeated, inputs={"log_gate": log_gate}).values, grouped, rtol=0, atol=1e-12
-    )
-
-
-def by_products(q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor) -> tuple[Tensor, Tensor]:
-    """(values, lse): odds times the product of the gates behind the key, one pair at a time, for autograd."""
-    n = q.shape[2]
-    forget = log_gate.exp()[..., 0]
-    rows, totals = [], []
-    for i in range(n):
-        odds = []
-        for j in range(i + 1):
-            odd = (0.5 * (q[:, :, i] * k[:, :, j]).sum(-1)).exp()
-            for r in range(j + 1, i + 1):
-                odd = odd * forget[:, :, r]
-            odds.append(odd)
-        odd = torch.stack(odds, -1)
-        rows.append((odd[..., None] * v[:, :, : i + 1]).sum(2) / odd.sum(-1, keepdim=True))
-        totals.append(odd.sum(-1).log())
-    return torch.stack(rows, 2), torch.stack(totals, 2)
-
-
-@pytest.mark.parametrize("length", [8, 21])
-def test_gradients_are_those_of_the_products(length: int) -> None:
-    leaves = [x.requires_grad_() for x in tensors(length)]
-    got = built()(*leaves[:3], inputs={"log_gate": leaves[3]}, lse=True)
-    expected = by_products(*leaves)
-    ways = draw(*got.values.shape, seed=5), draw(*expected[1].shape, seed=6)
-    found, wanted = (
-        torch.autograd.grad((values * ways[0]).sum() + (lse * ways[1]).sum(), leaves)
-        for values, lse in ((got.values, got.lse), expected)
-    )
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
-
-
-@pytest.mark.parametrize("length", [5, 18, 70])
-def test_gate_gradients_are_slopes(length: int) -> None:
-    q, k, v, log_gate = tensors(length, batch=1)
-    log_gate[0, 0, length // 2] = -math.inf
-    way, along = draw(1, 2, length, 3, seed=5), draw(*log_gate.shape, seed=6)
-    mechanism, step = built(), 1e-5
-
-    def loss(gate: Tensor) -> Tensor:
-        answer = mechanism(q, k, v, inputs={"log_gate": gate}, lse=True)
-        return (answer.values * way).sum() + answer.lse.square().sum()
-
-    ends = [loss(log_gate + sign * step * along) for sign in (1, -1)]
-    leaf = log_gate.requires_grad_()
-    (grad,) = torch.autograd.grad(loss(leaf), leaf)
-    assert grad[0, 0, length // 2] == 0
-    assert (grad * along).sum().item() == pytest.approx(((ends[0] - ends[1]) / (2 * step)).item(), rel=1e-8)
 
 
 def long_call(start: int, queries: int) -> tuple[Tensor, ...]:
@@ -296,63 +203,6 @@ def test_gate_gradients_of_sixty_five_thousand_slots() -> None:
     assert (found - wanted).abs().max() < 2e-6 * wanted.abs().max()
     # far behind, where nothing is left to forget, rounding does not add up
     assert (found - wanted)[:, :, :30_000].abs().max() < 1e-12
-
-
-@pytest.mark.parametrize("cuts", [(50,), (13, 70), (1, 40, 41)])
-def test_a_ring_of_parts_is_the_whole(cuts: tuple[int, ...]) -> None:
-    """Parts of the keys are merged by their log-sum-exp: each gets the gates of all slots up to the last query."""
-    length, late = 120, 80
-    q, k, v, log_gate = tensors(length, count=4, kv_count=2)
-    log_gate[0, 2, 45] = -math.inf
-    mechanism, leaves = built(4, 2), [x.requires_grad_() for x in (q, k, v, log_gate)]
-    whole = mechanism(q, k, v, inputs={"log_gate": log_gate}, lse=True)
-    parts = []
-    for first, stop in zip((0, *cuts), (*cuts, length), strict=True):
-        own = k[:, :, first:stop], v[:, :, first:stop]
-        inputs = {"log_gate": log_gate[:, :, first:]}
-        parts.append(mechanism(q[:, :, late:], *own, inputs=inputs, query_start=late - first, lse=True))
-    values, lse = merge([(part.values, part.lse) for part in parts])
-    torch.testing.assert_close(values, whole.values[:, :, late:], rtol=0, atol=1e-12)
-    torch.testing.assert_close(lse, whole.lse[:, :, late:], rtol=0, atol=1e-12)
-    way = draw(*values.shape, seed=5)
-    found, wanted = (torch.autograd.grad((x * way).sum(), leaves) for x in (values, whole.values[:, :, late:]))
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
-
-
-def test_decoding_a_thousand_steps() -> None:
-    q, k, v, log_gate = (x.float() for x in tensors(1024, batch=1, count=4, kv_count=2))
-    log_gate[0, 1, 700] = -math.inf
-    mechanism = built(4, 2, dtype=torch.float32)
-    whole = mechanism(q, k, v, inputs={"log_gate": log_gate}).values
-    state = mechanism.initial_state(1)
-    with torch.no_grad():
-        for at in range(1024):
-            step = [x[:, :, at : at + 1] for x in (q, k, v, log_gate)]
-            answer = mechanism(*step[:3], inputs={"log_gate": step[3]}, state=state)
-            state = answer.state
-            torch.testing.assert_close(answer.values, whole[:, :, at : at + 1], rtol=0, atol=2e-6)
-
-
-@pytest.mark.parametrize("length", [12, 200])
-def test_bfloat16_is_the_definition_of_rounded_inputs(length: int) -> None:
-    q, k, v, log_gate = (x.bfloat16() for x in tensors(length))
-    got = built(dtype=torch.bfloat16)(q, k, v, inputs={"log_gate": log_gate}).values
-    exact = built().definition(*(x.double() for x in (q, k, v)), inputs={"log_gate": log_gate.double()})
-    assert got.dtype == torch.bfloat16
-    assert (got.double() - exact).abs().max() < 2**-8 * exact.abs().max()
-
-
-def test_the_definition_serves_pieces_too() -> None:
-    q, k, v, log_gate = tensors(30)
-    mechanism = built(impl="reference")
-    whole = built()(q, k, v, inputs={"log_gate": log_gate}).values
-    state = mechanism.initial_state(2, dtype=torch.float64)
-    for part in (slice(0, 12), slice(12, 30)):
-        given = [x[:, :, part] for x in (q, k, v)]
-        answer = mechanism(*given, inputs={"log_gate": log_gate[:, :, part]}, state=state)
-        state = answer.state
-        torch.testing.assert_close(answer.values, whole[:, :, part], rtol=0, atol=1e-12)
 
 
 def test_raw_gates_are_activated_in_float32() -> None:

@@ -69,18 +69,6 @@ def test_without_the_kink_the_queries_do_not_matter() -> None:
         assert found < 1e-12 if spread == 0 else found > spread
 
 
-def test_the_state_keeps_one_number_per_key() -> None:
-    heads = regard.Heads(count=4, key_dim=6, value_dim=3, kv_count=2, causal=True)
-    mechanism = regard.build("graph", heads).double()
-    q, k, v = draw(2, 4, 11, 6), draw(2, 2, 11, 6, seed=1), draw(2, 2, 11, 3, seed=2)
-    with torch.no_grad():
-        state = mechanism(q[:, :, :7], k[:, :, :7], v[:, :, :7], state=mechanism.initial_state(2, dtype=q.dtype)).state
-        last = mechanism(q[:, :, 7:], k[:, :, 7:], v[:, :, 7:], state=state)
-        torch.testing.assert_close(last.values, mechanism(q, k, v).values[:, :, 7:], rtol=0, atol=1e-12)
-    assert state.view()["k"].shape == (2, 2, 7, 1)
-    assert state.nbytes == mechanism.state_nbytes(2, 7, torch.float64) == 2 * 7 * 2 * (1 + 3) * 8
-
-
 @pytest.mark.parametrize("slope", [-0.1, 1.5])
 def test_a_score_that_is_not_monotone_is_refused(slope: float) -> None:
     with pytest.raises(regard.ConfigError, match="slope"):

@@ -107,22 +107,6 @@ def test_copies_of_a_module_are_independent_and_shared_modules_are_not() -> None
     torch.testing.assert_close(copied(q.double(), k.double(), v.double()).values.float(), before, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("function", [negative_manhattan, Form()])
-def test_streaming_and_compilation(function: object) -> None:
-    mechanism = regard.build("score", regard.Heads(count=2, key_dim=4, causal=True), function=function).eval()
-    q, k, v = (draw(1, 2, 9, 4, seed=s).float() for s in range(3))
-    with torch.no_grad():
-        whole, state, rows = mechanism(q, k, v).values, mechanism.initial_state(1, dtype=q.dtype), []
-        for at in range(9):
-            answer = mechanism(*(x[:, :, at : at + 1] for x in (q, k, v)), state=state)
-            state = answer.state
-            rows.append(answer.values)
-        torch.testing.assert_close(torch.cat(rows, 2), whole, rtol=0, atol=1e-6)
-        torch._dynamo.reset()
-        compiled = torch.compile(mechanism, backend="eager", fullgraph=True)
-        torch.testing.assert_close(compiled(q, k, v).values, whole, rtol=0, atol=1e-6)
-
-
 def test_a_chunk_is_smaller_where_the_score_is_deep() -> None:
     x = [draw(1, 1, 600, 8, seed=s).float() for s in range(3)]
     largest = []

@@ -99,19 +99,6 @@ def test_longer_than_trained_runs_and_only_known_rows_are_read() -> None:
         assert used.tolist() == [True] * 5 + [False] * 4
 
 
-def test_decoding_takes_distances_from_slots() -> None:
-    mechanism = build(3, count=2, key_dim=4, causal=True)
-    q, k, v = (draw(2, 2, 40, 4, seed=s) for s in range(3))
-    with torch.no_grad():
-        whole = mechanism(q, k, v).values
-        state = mechanism.initial_state(2, dtype=q.dtype)
-        for at in range(40):
-            found = mechanism(*(x[:, :, at : at + 1] for x in (q, k, v)), state=state)
-            state = found.state
-            torch.testing.assert_close(found.values, whole[:, :, at : at + 1], rtol=0, atol=1e-12)
-    assert state.nbytes == mechanism.state_nbytes(2, 40, torch.float64) == 2 * 40 * 2 * (4 + 4) * 8
-
-
 @pytest.mark.parametrize("backward", [False, True])
 def test_no_tensor_of_pairs(backward: bool) -> None:
     """A chunk has 2^18 pairs, here a quarter of them; a vector for each pair would be 32 times all."""

@@ -82,27 +82,6 @@ def test_golden_values() -> None:
     assert regard.attend(q, k, v, scale=2.0).flatten().tolist() == pytest.approx([6.0, 4.4], abs=1e-12)
 
 
-def test_equals_the_mathematics_of_torch() -> None:
-    q, k, v = (draw(2, 4, 33, 8, seed=s) for s in range(3))
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    torch.testing.assert_close(regard.attend(q, k, v, causal=True), expected, rtol=0, atol=1e-12)
-
-
-def test_a_constant_logit_changes_nothing() -> None:
-    q, k, v = (draw(1, 2, 9, 4, seed=s) for s in range(3))
-    shifted = regard.attend(q, k, v, bias=ScoreBias(high=8, curve=torch.full((1, 17), 3.0, dtype=torch.float64)))
-    torch.testing.assert_close(shifted, regard.attend(q, k, v), rtol=0, atol=1e-12)
-
-
-def test_identical_keys_give_the_mean_and_a_cold_softmax_the_best_value() -> None:
-    q, k, v = (draw(1, 2, 9, 4, seed=s) for s in range(3))
-    same = regard.attend(q, k[:, :, :1].expand_as(k), v)
-    torch.testing.assert_close(same, v.mean(2, keepdim=True).expand_as(v), rtol=0, atol=1e-12)
-    best = (q @ k.mT).argmax(-1)
-    torch.testing.assert_close(regard.attend(q, k, v, scale=1e6), v.gather(2, best[..., None].expand_as(v)))
-
-
 @pytest.mark.parametrize("impl", ["torch", "tiles", "chunks"])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("queries", "keys"), [(1, 9), (70, 70), (130, 300)])
@@ -132,40 +111,6 @@ def test_every_engine_is_the_definition(impl: str, causal: bool, queries: int, k
     )
     for one, two in pairs:
         torch.testing.assert_close(one, two, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("impl", ["torch", "tiles", "chunks"])
-@pytest.mark.parametrize("masked", [False, True])
-def test_the_future_changes_no_bit(impl: str, masked: bool) -> None:
-    q, k, v = (draw(1, 2, 333, 16, seed=s).float() for s in range(3))
-    keep = draw(1, 333, seed=3) > -1 if masked else None
-    mechanism = regard.build("softmax", regard.Heads(count=2, key_dim=16, causal=True), impl=impl)
-    before = mechanism(q, k, v, key_mask=keep).values
-    for last in (0, 31, 64, 200, 331):
-        future = [x.clone() for x in (q, k, v)]
-        for at, x in enumerate(future):
-            x[:, :, last + 1 :] = 100 * draw(*x[:, :, last + 1 :].shape, seed=9 + at).float()
-        other = None if keep is None else torch.cat([keep[:, : last + 1], ~keep[:, last + 1 :]], 1)
-        after = mechanism(*future, key_mask=other).values
-        assert torch.equal(after[:, :, : last + 1], before[:, :, : last + 1])
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("impl", ["torch", "tiles", "chunks"])
-def test_rows_without_keys_are_zero_with_finite_gradients(impl: str, causal: bool) -> None:
-    q, k, v = (draw(2, 2, 6, 4, seed=s) for s in range(3))
-    keep = torch.tensor([[False] * 6, [False, False, True, True, False, True]])
-    k, v = (x.masked_fill(~keep[:, None, :, None], float("nan")).requires_grad_() for x in (k, v))
-    q.requires_grad_()
-    mechanism = regard.build("softmax", regard.Heads(count=2, key_dim=4, causal=causal), impl=impl)
-    values = mechanism(q, k, v, key_mask=keep).values
-    assert not values[0].any()
-    assert bool(values[1, :, 2:].all())
-    assert not causal or not values[1, :, :2].any()
-    with torch.autograd.set_detect_anomaly(True):
-        values = mechanism(q, k, v, key_mask=keep).values
-        for grad in torch.autograd.grad(values.square().sum(), [q, k, v]):
-            assert bool(grad.isfinite().all())
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -204,21 +149,6 @@ def test_long_leading_keys_stay_in_tiles() -> None:
     expected = regard.attend(q.double(), k.double(), v.double(), causal=True)[:, :, -5:]
     last = regard.attend(q[:, :, -5:].double(), k.double(), v.double(), causal=True)
     torch.testing.assert_close(expected, last, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("impl", ["torch", "chunks"])
-def test_dropout_keeps_the_mean_and_recomputes_its_mask(impl: str) -> None:
-    heads = regard.Heads(count=1, key_dim=4, dropout=0.4)
-    q, k = draw(1, 1, 1, 4), draw(1, 1, 50, 4, seed=1)
-    v = torch.ones(1, 1, 50, 1, dtype=torch.float64).expand(-1, -1, -1, 4).clone().requires_grad_()
-    torch.manual_seed(0)
-    mechanism = regard.build("softmax", heads, impl=impl).train()
-    values = mechanism(q.expand(-1, -1, 4000, -1), k, v).values
-    spread = values.std().item() / math.sqrt(4000)
-    assert abs(values.mean().item() - 1) < 5 * spread < 0.03
-    # The output is linear in v, so the backward pass must have seen the forward's mask.
-    (slope,) = torch.autograd.grad(values.sum(), v)
-    torch.testing.assert_close((slope * v).sum(), values.sum(), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -276,27 +206,6 @@ def test_queries_stand_where_they_are_told(spec: str, causal: bool, start: int) 
             torch.testing.assert_close(mechanism(q, k, v, lse=lse, **given).values, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("spec", ["softmax", "softmax(impl=chunks)", "cosine", "bilinear"])
-@pytest.mark.parametrize("causal", [True, False])
-def test_parts_over_disjoint_keys_merge(spec: str, causal: bool) -> None:
-    mechanism = regard.build(spec, regard.Heads(count=4, key_dim=8, kv_count=2, causal=causal)).double()
-    leaves = [draw(2, 4, 6, 8), draw(2, 2, 11, 8, seed=1), draw(2, 2, 11, 8, seed=2)]
-    q, k, v = (x.requires_grad_() for x in leaves)
-    keep = torch.tensor([[True] * 11, [False] * 6 + [True, False] * 2 + [True]])
-    whole = mechanism(q, k, v, key_mask=keep).values
-    parts = [
-        mechanism(q, k[:, :, seen], v[:, :, seen], key_mask=keep[:, seen], query_start=start, lse=True)
-        for seen, start in ((slice(0, 5), 5), (slice(5, 11), 0))
-    ]
-    merged, lse = merge([(part.values, part.lse) for part in parts])
-    torch.testing.assert_close(merged, whole, rtol=0, atol=1e-12)
-    assert lse.isneginf().sum() == (4 if causal else 0)  # the first query of the second row, in every head
-    way = draw(*whole.shape, seed=7)
-    slopes = (torch.autograd.grad((x * way).sum(), leaves) for x in (merged, whole))
-    for one, other in zip(*slopes, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("odd", [float("nan"), float("inf")])
 def test_a_part_without_weight_may_hold_anything(odd: float) -> None:
     """Its values reach neither the merged ones nor a gradient."""
@@ -309,26 +218,6 @@ def test_a_part_without_weight_may_hold_anything(odd: float) -> None:
     slopes = torch.autograd.grad(merged.square().sum() + lse.square().sum(), leaves)
     for got, expected in zip(slopes, (2 * values[0], 0 * values[0], 2 * sums[0], 0 * sums[0]), strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
-
-
-def test_a_slot_is_not_negative() -> None:
-    mechanism = regard.build("softmax", regard.Heads(count=1, key_dim=4))
-    with pytest.raises(regard.ShapeError, match="query_start is a slot"):
-        mechanism(*(draw(1, 1, 3, 4) for _ in range(3)), query_start=-1)
-
-
-def test_decoding_in_pieces_is_one_call() -> None:
-    heads = regard.Heads(count=4, key_dim=8, kv_count=2, causal=True)
-    mechanism = regard.build("softmax", heads)
-    q, k, v = draw(2, 4, 21, 8), draw(2, 2, 21, 8, seed=1), draw(2, 2, 21, 8, seed=2)
-    whole, state, pieces = mechanism(q, k, v).values, mechanism.initial_state(2, dtype=torch.float64), []
-    with torch.no_grad():
-        for first, last in ((0, 9), (9, 10), (10, 11), (11, 21)):
-            got = mechanism(*(x[:, :, first:last] for x in (q, k, v)), state=state)
-            pieces.append(got.values)
-            state = got.state
-    torch.testing.assert_close(torch.cat(pieces, 2), whole, rtol=0, atol=1e-12)
-    assert state.nbytes == mechanism.state_nbytes(2, 21, torch.float64) == 2 * 21 * 2 * (8 + 8) * 8
 
 
 @pytest.mark.parametrize("keys", [1, 5, 20])

@@ -68,25 +68,6 @@ def test_rows_sum_to_less_than_one_and_empty_rows_are_zero(route: str) -> None:
     assert not weights[1].any()
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_every_route_has_the_gradients_of_the_definition(causal: bool) -> None:
-    heads = regard.Heads(count=4, key_dim=4, value_dim=3, kv_count=2, causal=causal)
-    mechanism = regard.build("softmax_plus_one", heads, num_null=2)
-    keep = torch.ones(2, 9, dtype=torch.bool)
-    keep[0, :4] = False
-    for queries, biased in ((1, False), (1, True), (9, False), (9, True), (4, False)):
-        leaves = [draw(2, 4, queries, 4), draw(2, 2, 9, 4, seed=1), draw(2, 2, 9, 3, seed=2), draw(4, 30, seed=3)]
-        leaves = [x.requires_grad_() for x in leaves][: 4 if biased else 3]
-        bias = ScoreBias(high=15, curve=leaves[3]) if biased else None
-        weight = draw(2, 4, queries, 3, seed=4)
-        one = mechanism(*leaves[:3], key_mask=keep, bias=bias).values
-        two = mechanism.definition(*leaves[:3], key_mask=keep, bias=bias)
-        torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
-        slopes = (torch.autograd.grad((x * weight).sum(), leaves) for x in (one, two))
-        for a, b in zip(*slopes, strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
-
-
 @pytest.mark.parametrize("biased", [False, True])
 def test_no_tensor_of_queries_times_keys(biased: bool) -> None:
     length = 700

@@ -141,19 +141,6 @@ def test_training_draws_anew_and_evaluation_does_not() -> None:
     assert not torch.allclose(mechanism(*x).values, first)
 
 
-def test_pieces_draw_what_the_whole_draws() -> None:
-    x = sequence(75, heads=4)
-    heads = Heads(count=4, key_dim=4, value_dim=3, kv_count=2, causal=True)
-    mechanism = build("randomized", heads, num_samples=2).eval()
-    whole, state, out, at = mechanism(*x).values, mechanism.initial_state(2, dtype=torch.float64), [], 0
-    for count in (31, 1, 1, 1, 30, 11):
-        answer = mechanism(*(y[:, :, at : at + count] for y in x), state=state)
-        assert answer.state is not None
-        state, at = answer.state, at + count
-        out.append(answer.values)
-    torch.testing.assert_close(torch.cat(out, 2), whole, rtol=0, atol=1e-12)
-
-
 def test_refusals() -> None:
     heads = Heads(count=1, key_dim=4)
     with pytest.raises(ConfigError, match="num_samples=0 is not valid: Input should be greater than or equal to 1"):

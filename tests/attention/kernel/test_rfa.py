@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard import ConfigError, Heads, InputError, ShapeError, UnsupportedError
+from regard import ConfigError, Heads, UnsupportedError
 
 
 def sigmoid(x: float) -> float:
@@ -185,50 +185,6 @@ def test_hidden_keys_have_no_gate() -> None:
             assert not slope[~mask[:, None, :, None].expand_as(slope)].any()
 
 
-def test_gates_are_required_and_bounded() -> None:
-    mechanism, x = build(gate=True), draw()
-    with pytest.raises(ShapeError, match="takes the inputs \\['log_gate'\\], got \\[\\]"):
-        mechanism(*x)
-    with pytest.raises(InputError, match="must lie in"):
-        mechanism(*x, inputs={"log_gate": 0.1 * torch.ones(2, 2, 9, 1, dtype=torch.float64)})
-    with pytest.raises(ShapeError, match="takes the inputs \\[\\], got"):
-        build()(*x, inputs=gates(mechanism, 9))
-
-
-@pytest.mark.parametrize("options", OPTIONS[:2], ids=str)
-@pytest.mark.parametrize("impl", ["auto", "reference"])
-def test_every_split_with_a_state_and_its_gradient(impl: str, options: dict) -> None:
-    """Also that of the gates, through states whose scale is a constant to autograd; padding forgets nothing."""
-    length = 700 if impl == "auto" else 120
-    mechanism, (q, k, v) = build(impl=impl, **options), draw(length, length)
-    mask = torch.rand(2, length, generator=torch.Generator().manual_seed(5)) > 0.3
-    mask[:, 50 : length - 50] = False
-    inputs = gates(mechanism, length)
-    x = [y.requires_grad_() for y in (q, k, v, *inputs.values())]
-    leaves = [*x, *mechanism.parameters()]
-    leaves = leaves if not mechanism.gate else leaves[:-1]  # the bias acts in `activate`
-    assert len(leaves) == 4 + mechanism.gate
-    whole = mechanism(*x[:3], key_mask=mask, inputs=inputs).values
-    g = torch.randn(whole.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    wanted = torch.autograd.grad(whole, leaves, g)
-    for cuts in ((0, 35, length), (0, 1, 2, 3, 66, length - 40, length)):
-        state, parts = mechanism.initial_state(2, dtype=torch.float64), []
-        for a, b in itertools.pairwise(cuts):
-            piece = {name: y[:, :, a:b] for name, y in inputs.items()}
-            pieces = (y[:, :, a:b] for y in (q, k, v))
-            out = mechanism(*pieces, key_mask=mask[:, a:b], inputs=piece, state=state)
-            state, parts = out.state, [*parts, out.values]
-        split = torch.cat(parts, 2)
-        assert (split - whole).abs().max() < 1e-9 * whole.abs().max()
-        for one, other in zip(torch.autograd.grad(split, leaves, g), wanted, strict=True):
-            assert (one - other).abs().max() < 1e-8 * other.abs().max()
-        kept = (
-            2 * 2 * (12 * 4 + mechanism.gate) * 8 if impl == "auto" else 2 * 2 * length * (4 + 3 + mechanism.gate) * 8
-        )
-        assert mechanism.state_nbytes(2, length, torch.float64) == kept
-        assert state.nbytes == kept + (0 if impl == "auto" else mask.numel())
-
-
 def test_gates_stay_precise_over_a_long_past() -> None:
     """Float32 against float64, 2e-6: strong decay, whose logarithms reach thousands."""
     mechanism = build(gate=True, num_features=64)
@@ -243,22 +199,6 @@ def test_gates_stay_precise_over_a_long_past() -> None:
     single = {name: y.float() for name, y in inputs.items()}
     found = mechanism.float()(*(y.float() for y in x), inputs=single).values
     assert (found - exact).abs().max() < 2e-6 * exact.abs().max()
-
-
-def test_many_features_are_the_kernel() -> None:
-    """Equal sigmas: cosine similarities over sigma^2 in a softmax. The error falls as 1 / sqrt(num_features)."""
-    q, k, v = draw(60, 60, dim=8)
-    q, k, v = q[:, ::2], k, v
-    exact = ((q / q.norm(dim=-1, keepdim=True)) @ (k / k.norm(dim=-1, keepdim=True)).mT / 0.8**2).softmax(-1) @ v
-    errors = []
-    for count in (64, 1024, 16384):
-        squares = [
-            (regard.build("rfa", Heads(count=2, key_dim=8, value_dim=3, seed=seed), num_features=count, sigma=0.8)
-             .eval().double()(q, k, v).values - exact).square().mean()
-            for seed in range(4)
-        ]  # fmt: skip
-        errors.append(torch.stack(squares).mean().sqrt().item())
-    assert errors[0] > 2.5 * errors[1] > 6 * errors[2]
 
 
 @pytest.mark.parametrize(("sigma", "expected"), [(1.0, 0.0), (0.5, 0.09), (0.25, 0.5)])

@@ -199,23 +199,6 @@ def test_the_convolution_adds_smoothed_values_of_its_head() -> None:
                     assert added[row][head][i][c] == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_batch_row_is_its_own_whatever_stands_beside_it() -> None:
-    """The published initial value took the largest norm of the whole batch."""
-    mechanism = nystrom(num_landmarks=4)
-    q, k, v = sequence(12, 12)
-    for factor in (1.0, 10.0):
-        q[1], k[1] = factor * q[1], factor * k[1]
-        alone = mechanism(q[:1], k[:1], v[:1]).values
-        torch.testing.assert_close(mechanism(q, k, v).values[:1], alone, rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize("pinv", ["iterative", "exact"])
-def test_memory_is_linear(pinv: str) -> None:
-    mechanism = build("nystrom", Heads(count=1, key_dim=8), num_landmarks=8, pinv=pinv)
-    leaves = [draw(1, 1, 1024, 8, seed=s).float().requires_grad_() for s in range(3)]
-    assert count(lambda: mechanism(*leaves).values.sum().backward()).largest <= 16 * 1024
-
-
 def test_a_layer_serves_another_sequence() -> None:
     layer = AttentionLayer(16, "nystrom(num_landmarks=3)", heads=2, causal=False, context_dim=12).double().eval()
     x, source = draw(2, 5, 16), draw(2, 9, 12, seed=1)

@@ -71,17 +71,6 @@ def test_reference_is_the_softmax_over_choices(causal: bool) -> None:
     assert_close(mechanism.definition(q, k, v, key_mask=keep), values, tolerance=1e-12, what="the definition")
 
 
-def test_decisions_are_replayed() -> None:
-    mechanism, q, k, v = make(), *(randn(1, 2, 9, 4, seed=s) for s in range(3))
-    ours, theirs = mechanism.decisions(q, k)
-    own = mechanism.definition(q, k, v)
-    assert_identical(mechanism.definition(q, k, v, decisions=(ours, theirs)), own, what="its own decisions")
-    other = mechanism.definition(q, k, v, decisions=(ours, ~theirs))
-    turned = k * k.new_tensor([-1.0, 1.0, 1.0, 1.0])
-    assert_identical(mechanism.definition(q, k, v, decisions=mechanism.decisions(q, turned)), other, what="given ones")
-    assert (other - own).abs().max() > 0.1
-
-
 def test_remembered_slots() -> None:
     mechanism, x, v = make(), randn(2, 2, 12, 4), randn(2, 2, 12, 4, seed=1)
     keep = torch.rand(2, 12, generator=torch.Generator().manual_seed(0)) > 0.3

@@ -93,67 +93,6 @@ def test_codes_at_the_keys_give_the_scores_of_transformer_xl():
     assert_close(mechanism(q, k, v).values, wanted, tolerance=1e-10, what="softmax with transformer_xl")
 
 
-def test_streams_of_any_pieces():
-    mechanism = placed(num_codes=6, block_size=4, count=4, kv_count=2)
-    q, k, v = inputs(70, batch=2, heads=4)
-    keep = torch.rand(2, 70, generator=torch.Generator().manual_seed(0)) > 0.2
-    keep[:, 0] = True  # its blocks do not know padding on the left
-    whole = mechanism(q, k, v, key_mask=keep).values
-    random = torch.Generator().manual_seed(1)
-    for _ in range(6):
-        state, out, at = mechanism.initial_state(2, dtype=torch.float64), [], 0
-        while at < 70:
-            part = slice(at, at + int(torch.randint(1, 14, (), generator=random)))
-            with torch.no_grad():
-                answer = mechanism(*(x[:, :, part] for x in (q, k, v)), key_mask=keep[:, part], state=state)
-            out.append(answer.values)
-            state, at = answer.state, part.stop
-        assert_close(torch.cat(out, 2), whole, tolerance=1e-10, what="random pieces")
-        assert (
-            state.nbytes
-            == mechanism.state_nbytes(2, 70, torch.float64)
-            == make(num_codes=6, block_size=4, count=4, kv_count=2).state_nbytes(2, 70, torch.float64)
-        )
-
-
-def test_padding_on_the_right_changes_nothing():
-    mechanism = placed(num_codes=6, block_size=4)
-    q, k, v = inputs(30)
-    short = mechanism(*(x[:, :, :19] for x in (q, k, v))).values
-    keep = torch.arange(30)[None] < 19
-    for x in (k, v):
-        x[:, :, 19:] = math.nan
-    assert_close(mechanism(q, k, v, key_mask=keep).values[:, :, :19], short, tolerance=1e-12, what="padded")
-
-
-def test_gradients():
-    """As in the dense form, of u, v and W too; a key gets none from queries for which it is no longer recent."""
-    n, length = 22, 4
-    mechanism, way = placed(num_codes=5, block_size=length), randn(1, 2, n, 5, seed=7)
-    block = torch.arange(n) // length
-    recent, root = block[:, None] - block <= 1, 6**-0.25
-    distance, frequency = torch.arange(n)[:, None] - torch.arange(n), 10000 ** -(torch.arange(3).double() / 3)
-    angle = distance[..., None] * frequency
-    waves = torch.cat([angle.sin(), angle.cos()], -1)
-
-    def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        code = mechanism.codebook[torch.arange(2)[:, None], mechanism.decisions(q, k).long()]
-        content, place = unit(q) + root * mechanism.content_bias, unit(q) + root * mechanism.distance_bias
-        straight = unit(k) + (code - unit(k)).detach()
-        by_distance = torch.einsum("bhid,hcd,ijc->bhij", place, root * mechanism.distance_weight, waves)
-        logits = torch.where(recent, content @ straight.mT + by_distance, content @ code.mT)
-        return logits.masked_fill(~torch.ones(n, n, dtype=torch.bool).tril(), -math.inf).softmax(-1) @ v
-
-    leaves = [*(x.requires_grad_() for x in inputs(n)), *mechanism.parameters()]
-    wanted = torch.autograd.grad((dense(*leaves[:3]) * way).sum(), leaves)
-    got = torch.autograd.grad((mechanism(*leaves[:3]).values * way).sum(), leaves)
-    names = "q", "k", "v", *(name for name, _ in mechanism.named_parameters())
-    assert len(names) == 6
-    for name, ours, right in zip(names, got, wanted, strict=True):
-        assert right.abs().max() > 1e-3
-        assert_close(ours, right, tolerance=1e-10, what=f"gradient of {name}")
-
-
 def test_refusals():
     with pytest.raises(UnsupportedError, match="without causality no key is recent"):
         make(causal=False, relative=True)

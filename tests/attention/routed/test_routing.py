@@ -9,7 +9,6 @@ from torch import Tensor
 import regard
 from regard import ConfigError, Heads, LimitError
 from regard.testing.compare import assert_close, assert_identical
-from regard.testing.counting import count
 
 SIZES = ("count", "kv_count", "key_dim", "value_dim", "max_length", "seed")
 
@@ -88,10 +87,6 @@ def test_one_cluster_is_dense_attention_on_normalised_vectors(causal):
         logits = logits.masked_fill(~torch.ones(n, n, dtype=torch.bool).tril(), -math.inf)
     mechanism = make(causal, num_clusters=1, share=False)
     assert_close(mechanism(q, k, v).values, logits.softmax(-1) @ v, tolerance=1e-10, what="softmax")
-
-
-def test_padding_takes_no_place():
-    padding_takes_no_place(make(False, num_clusters=3))
 
 
 def padding_takes_no_place(mechanism):
@@ -244,25 +239,6 @@ def test_far_needle_that_a_window_cannot_see():
     weights = mechanism(k, k, torch.eye(200).double()[None, None]).values[0, 0, -1]
     assert weights.argmax() == 3
     assert weights[3] > 0.1
-
-
-def test_work_falls_with_the_number_of_clusters():
-    """O(n^2 d / c + n c d): with spread tokens 16 clusters take a small part of what one takes."""
-    x = [randn(1, 1, 2048, width, dtype=torch.float32) for width in (16, 16, 5)]
-    x[0] = x[1]
-    one, many = (make(count=1, key_dim=16, num_clusters=c, dtype=torch.float32) for c in (1, 16))
-    one, many = (count(lambda: mechanism(*x)).flops for mechanism in (one, many))  # noqa: B023
-    assert many < 0.25 * one
-
-
-def test_decisions_replayed():
-    mechanism = make(num_clusters=4, share=False)
-    q, k, v = inputs(24, share=False)
-    chosen = mechanism.decisions(q, k)
-    own = mechanism.definition(q, k, v)
-    assert_identical(mechanism.definition(q, k, v, decisions=chosen), own, what="its own decisions")
-    other = type(chosen)(chosen.queries, chosen.keys.roll(1, -1))
-    assert (mechanism.definition(q, k, v, decisions=other) - own).abs().max() > 0.1
 
 
 def test_a_narrow_type_learns_as_a_wide_one():

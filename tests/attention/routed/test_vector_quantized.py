@@ -9,7 +9,6 @@ from torch import Tensor
 import regard
 from regard import ConfigError, Heads
 from regard.testing.compare import assert_close, assert_identical
-from regard.testing.counting import count
 
 
 def make(causal: bool = True, *, dtype: torch.dtype = torch.float64, **options: object):
@@ -124,68 +123,6 @@ def test_nan_of_a_key_reaches_every_query_that_sees_it(causal):
         assert values[:, :, 2:].isnan().all()
 
 
-def test_streams_of_any_pieces():
-    mechanism = make(num_codes=6, block_size=4, count=4, kv_count=2)
-    q, k, v = inputs(70, batch=2, heads=4)
-    keep = torch.rand(2, 70, generator=torch.Generator().manual_seed(0)) > 0.2
-    whole = mechanism(q, k, v, key_mask=keep).values
-    random = torch.Generator().manual_seed(1)
-    for _ in range(6):
-        state, out, at = mechanism.initial_state(2, dtype=torch.float64), [], 0
-        while at < 70:
-            part = slice(at, at + int(torch.randint(1, 14, (), generator=random)))
-            with torch.no_grad():
-                answer = mechanism(*(x[:, :, part] for x in (q, k, v)), key_mask=keep[:, part], state=state)
-            out.append(answer.values)
-            state, at = answer.state, part.stop
-        assert_close(torch.cat(out, 2), whole, tolerance=1e-10, what="random pieces")
-
-
-def test_gradients():
-    """q and v as in the dense form; k too while recent, and from no query afterwards; by the mean without causality."""
-    n, length = 22, 4
-    way = randn(1, 2, n, 5, seed=7)
-
-    def dense(mechanism, q: Tensor, k: Tensor, v: Tensor, recent: Tensor) -> Tensor:
-        code = mechanism.codebook[torch.arange(2)[:, None], mechanism.decisions(q, k).long()]
-        straight = unit(k) + (code - unit(k)).detach()
-        logits = torch.where(recent, unit(q) @ straight.mT, unit(q) @ code.mT)
-        if mechanism.heads.causal:
-            logits = logits.masked_fill(~torch.ones(n, n, dtype=torch.bool).tril(), -math.inf)
-        return logits.softmax(-1) @ v
-
-    def gradients(values: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
-        return torch.autograd.grad((values * way).sum(), leaves, allow_unused=True)
-
-    block = torch.arange(n) // length
-    for block_size, recent in ((n, torch.ones(n, n) > 0), (length, block[:, None] - block <= 1)):
-        mechanism = make(num_codes=5, block_size=block_size)
-        leaves = [x.requires_grad_() for x in inputs(n)]
-        wanted = gradients(dense(mechanism, *leaves, recent), leaves)
-        for name, got, right in zip("qkv", gradients(mechanism(*leaves).values, leaves), wanted, strict=True):
-            assert_close(got, right, tolerance=1e-10, what=f"gradient of {name}, blocks of {block_size}")
-
-    mechanism = make(False, num_codes=5)
-    q, k, v = (x.requires_grad_() for x in inputs(n))
-    leaves = [q, k, v]
-    everywhere = torch.ones(n, n) > 0
-    ours, right = (
-        gradients(f(*leaves), leaves)
-        for f in (lambda *x: mechanism(*x).values, lambda *x: dense(mechanism, *x, everywhere))
-    )
-    assert_close(ours[0], right[0], tolerance=1e-10, what="gradient of q, both ways")
-    assert_close(ours[2], right[2], tolerance=1e-10, what="gradient of v, both ways")
-    # Keys of one code share what they get together: compare sums over the code of d loss / d unit(k).
-    same = torch.nn.functional.one_hot(mechanism.decisions(q, k).long(), 5).double()
-    share = same / same.sum(2, keepdim=True).clamp(min=1)
-    mean = (same.mT @ unit(k)) / same.sum(2)[..., None].clamp(min=1)
-    code = mechanism.codebook
-    values = ((unit(q) @ (mean + (code - mean).detach()).mT + same.sum(2).log()[:, :, None]).softmax(-1)) @ (
-        share.mT @ v
-    )
-    assert_close(ours[1], gradients(values, leaves)[1], tolerance=1e-10, what="gradient of k, both ways")
-
-
 def test_learning_one_step_by_hand():
     decay = 0.9
     mechanism = make(num_codes=5, block_size=4, decay=decay).train()
@@ -252,15 +189,6 @@ def test_initial_codes_lie_where_keys_lie():
     assert (first.square().sum(-1) - keys.square().sum(-1).mean()).abs().max() < 1e-3
 
 
-def test_choices_ignore_length():
-    mechanism = make(num_codes=512, dtype=torch.float32)
-    k = randn(1, 2, 3000, 6, dtype=torch.float32)
-    whole = mechanism.decisions(k, k)
-    alone = torch.cat([mechanism.decisions(y, y) for y in k.split(1, 2)[:500]], 2)
-    assert torch.equal(alone, whole[:, :, :500])
-    assert torch.equal(mechanism.decisions(k[:, :, 7:1900], k[:, :, 7:1900]), whole[:, :, 7:1900])
-
-
 def test_close_choices_ignore_length():
     """Keys on the border of two codes, within rounding: a product of one row rounds otherwise than one of many."""
     mechanism = make(num_codes=2, key_dim=48, count=1, dtype=torch.float32)
@@ -274,26 +202,6 @@ def test_close_choices_ignore_length():
     alone = torch.cat([mechanism.decisions(y, y) for y in k.split(1, 2)], 2)
     assert torch.equal(alone, whole)
     assert torch.equal(mechanism.decisions(k[:, :, 11:900], k[:, :, 11:900]), whole[:, :, 11:900])
-
-
-def test_decisions_replayed():
-    mechanism = make(num_codes=5, block_size=4)
-    q, k, v = inputs(20)
-    chosen = mechanism.decisions(q, k)
-    own = mechanism.definition(q, k, v)
-    assert_identical(mechanism.definition(q, k, v, decisions=chosen), own, what="its own decisions")
-    assert (mechanism.definition(q, k, v, decisions=chosen.roll(1, 2)) - own).abs().max() > 0.1
-
-
-def test_work_is_linear():
-    mechanism = make(num_codes=32, block_size=32, count=1, dtype=torch.float32)
-    found = []
-    for n in (512, 1024, 2048):
-        x = [randn(1, 1, n, width, dtype=torch.float32).requires_grad_() for width in (6, 6, 5)]
-        found.append(count(lambda: mechanism(*x).values.sum().backward()))  # noqa: B023
-    assert found[2].flops - found[1].flops < 2.02 * (found[1].flops - found[0].flops)
-    assert found[2].flops < 2.1 * found[1].flops
-    assert found[2].largest < 2048 * 2048 / 8
 
 
 def test_compiled_training_is_one_graph_and_learns():
@@ -310,25 +218,6 @@ def test_compiled_training_is_one_graph_and_learns():
     assert_close(whole.seen, plain.seen, tolerance=2e-6, what="what the codebook will learn")
     for name, one, other in zip("qkv", *grads, strict=True):
         assert_close(other, one, tolerance=2e-6, what=f"gradient of {name}")
-
-
-def test_impl_reference_is_the_definition():
-    """Without losses and learning; its state keeps every key and value, and it quantises them again."""
-    for causal in (True, False):
-        x = inputs(20)
-        slow, fast = (make(causal, num_codes=5, block_size=4, impl=impl).train() for impl in ("reference", "torch"))
-        got = slow(*x)
-        assert_close(got.values, fast(*x).values, tolerance=1e-10, what="values")
-        assert dict(got.losses) == dict(slow.info.losses) == {}
-        assert not slow.unlearnt
-    slow, fast = (make(num_codes=5, block_size=4, impl=impl) for impl in ("reference", "torch"))
-    state, out = slow.initial_state(1, dtype=torch.float64), []
-    for piece in torch.arange(20).split([7, 1, 12]):
-        answer = slow(*(y[:, :, piece] for y in x), state=state)
-        out.append(answer.values)
-        state = answer.state
-    assert_close(torch.cat(out, 2), fast(*x).values, tolerance=1e-10, what="pieces")
-    assert state.nbytes == slow.state_nbytes(1, 20, torch.float64) == 20 * 2 * (6 + 5) * 8
 
 
 def test_refusals():

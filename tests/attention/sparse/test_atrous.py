@@ -26,20 +26,6 @@ def test_key_sets(keys_of, dilation, causal):
             assert keys_of(f"atrous(dilation={dilation}, impl={impl})", n, causal=causal) == [expected], n
 
 
-def test_decoding(decodes):
-    decodes("atrous(dilation=3)", lambda i, h: {j for j in range(i + 1) if (i - j) % 3 == 0})
-
-
-def test_it_is_dense_attention_inside_each_residue_class():
-    q, k, v = torch.randn(3, 1, 2, 50, 8, generator=torch.Generator().manual_seed(0)).double()
-    for causal in (True, False):
-        heads = Heads(count=2, key_dim=8, causal=causal)
-        out, dense = build("atrous(dilation=4)", heads)(q, k, v).values, build("softmax", heads)
-        for r in range(4):
-            expected = dense(*(x[:, :, r::4] for x in (q, k, v))).values
-            torch.testing.assert_close(out[:, :, r::4], expected, rtol=0, atol=1e-10)
-
-
 def test_refusals():
     with pytest.raises(
         ConfigError, match="atrous: option dilation=1 is not valid: Input should be greater than or equal to 2"

@@ -86,15 +86,6 @@ def test_chance_is_fixed_by_the_seed_alone() -> None:
         assert torch.equal(weights(spec, None, n, **options, most=400), shorter)
 
 
-def test_all_blocks_in_sight_is_softmax() -> None:
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = torch.randn(3, 2, 2, 90, 8, generator=generator, dtype=torch.float64)
-    for causal in (True, False):
-        heads = Heads(count=2, key_dim=8, causal=causal, max_length=128)
-        found = build("bigbird(block_size=45)", heads)(q, k, v).values
-        torch.testing.assert_close(found, build("softmax", heads)(q, k, v).values, rtol=0, atol=1e-10)
-
-
 def test_a_loaded_mechanism_has_the_blocks_of_its_weights() -> None:
     one, other = (build("bigbird(block_size=4)", Heads(count=2, key_dim=8, max_length=200, seed=s)) for s in (0, 1))
     q = torch.randn(1, 2, 200, 8, generator=torch.Generator().manual_seed(0))

@@ -41,28 +41,6 @@ def test_causal_key_sets(keys_of):
         assert keys_of("blockwise(blocks=1)", n, max_length=40) == [[set(range(i + 1)) for i in range(n)]]
 
 
-def test_decoding(decodes):
-    maps = ((0, 1, 2, 3, 4, 5), (-1, 0, 1, 2, 3, 4))
-    decodes(
-        f"blockwise(blocks=6, block_size=7, permutations={maps})",
-        lambda i, h: {j for j in range(i + 1) if j // 7 == i // 7 - h},
-        horizon=42,
-        max_length=42,
-    )
-
-
-def test_the_identity_is_dense_attention_inside_each_block():
-    q, k, v = torch.randn(3, 1, 2, 50, 8, generator=torch.Generator().manual_seed(0)).double()
-    for causal in (True, False):
-        heads = Heads(count=2, key_dim=8, causal=causal, max_length=50)
-        dense = build("softmax", heads)
-        parts = [dense(*(x[:, :, at : at + 13] for x in (q, k, v))).values for at in range(0, 50, 13)]
-        found = build("blockwise(blocks=4, shift=0)", heads)(q, k, v).values
-        torch.testing.assert_close(found, torch.cat(parts, 2), rtol=0, atol=1e-10)
-        whole = build("blockwise(blocks=1)", heads)(q, k, v).values
-        torch.testing.assert_close(whole, dense(q, k, v).values, rtol=0, atol=1e-10)
-
-
 def test_the_size_of_a_block_comes_from_the_longest_sequence_and_not_from_the_call(keys_of):
     for n in (5, 20, 40):
         (sets,) = keys_of("blockwise(blocks=4)", n, causal=False, max_length=40)

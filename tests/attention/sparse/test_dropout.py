@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 import regard
 from regard import AttentionLayer, Heads, UnsupportedError, build
@@ -97,37 +96,6 @@ def test_on_a_state(spec: str, new: int) -> None:
         found = mechanism.train()(*(y[:, :, N - new :] for y in x), state=state).values
     torch.manual_seed(5)
     torch.testing.assert_close(found, whole * factors(x[0][:, :, N - new :], N - new), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(("spec", "causal"), CALLS)
-def test_gradients_are_those_of_the_dropped_weights(spec: str, causal: bool) -> None:
-    """And with checkpointing, where the pass that is run again drops the same, whatever was drawn meanwhile."""
-    mechanism, x = made(spec, causal, value_dim=8, kv_count=2).train().double(), [y.requires_grad_() for y in drawn()]
-    way = torch.randn(3, 4, N, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    marks = {"marks": marks_of(spec)} if mechanism.info.supports.marks else {}
-    torch.manual_seed(5)
-    mask = factors(x[0])
-    weights_of, eye = made(spec, causal, 0.0, kv_count=2).double(), torch.eye(N, dtype=torch.float64)
-    weights_of.load_state_dict(mechanism.state_dict())
-    weights = weights_of(*x[:2], eye.expand(3, 2, N, N), **marks).values
-    expected = (weights * mask) @ x[2].repeat_interleave(2, 1)
-    wanted = torch.autograd.grad((expected * way).sum(), x)
-    for again in (False, True):
-        torch.manual_seed(5)
-
-        def call(*x: Tensor) -> Tensor:
-            return mechanism(*x, **marks).values
-
-        values = checkpoint(call, *x, use_reentrant=False) if again else call(*x)
-        torch.rand(7)
-        torch.testing.assert_close(values, expected, rtol=0, atol=1e-12)
-        for one, other in zip(torch.autograd.grad((values * way).sum(), x), wanted, strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
-
-
-def test_the_log_sum_exp_is_that_of_all_weights() -> None:
-    mechanism, x = made("local(window=9)", True, value_dim=8, kv_count=2), drawn()
-    assert torch.equal(mechanism.train()(*x, lse=True).lse, mechanism.eval()(*x, lse=True).lse)
 
 
 @pytest.mark.parametrize("marked", [1, 12])

@@ -95,16 +95,6 @@ def test_it_is_shaw_attention_on_both_streams() -> None:
     torch.testing.assert_close(etc(q, k, v, marks=marks).values, out, rtol=0, atol=1e-12)
 
 
-def test_everything_in_sight_is_softmax() -> None:
-    q, k, v = torch.randn(3, 2, 2, 90, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    heads = Heads(count=2, key_dim=8)
-    expected = build("softmax", heads)(q, k, v).values
-    marks = segments(90).expand(2, -1)
-    for given in (None, marks):
-        found = unlabelled("etc(window=89)", heads)(q, k, v, marks=given).values
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
-
-
 @pytest.mark.parametrize(
     "options",
     ["window=-1", "max_distance=-1", "num_global=-1", "g2g=segment", "g2l=self", "l2g=none", "impl=dense"],

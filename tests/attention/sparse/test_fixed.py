@@ -38,30 +38,6 @@ def test_the_first_summary_is_the_end_of_the_block(keys_of):
     assert sets[5] == set()
 
 
-@pytest.mark.parametrize(("stride", "columns"), [(4, 1), (5, 2), (8, 8)])
-def test_two_layers_reach_every_earlier_position_in_one_order(keys_of, reachable, stride, columns):
-    n = 40
-    of = f"fixed(stride={stride}, columns={columns}, part="
-    (blocks,), (summaries,) = keys_of(of + "block)", n), keys_of(of + "summary)", n)
-    past = torch.ones(n, n).tril() > 0
-    assert torch.equal(reachable(blocks, summaries, residual=True), past)
-    if columns < stride:
-        assert not torch.equal(reachable(blocks, summaries, residual=False), past)
-        assert not torch.equal(reachable(summaries, blocks, residual=True), past)
-
-
-def test_decoding(decodes):
-    def block(i):
-        return {j for j in range(i + 1) if j // 6 == i // 6}
-
-    def summary(i, v):
-        return {j for j in range(i + 1) if 6 - 2 * (v + 1) <= j % 6 < 6 - 2 * v}
-
-    decodes("fixed(stride=6, columns=2)", lambda i, h: summary(i, h // 2) if h % 2 else block(i), heads=4)
-    decodes("fixed(stride=6, columns=2, part=block)", lambda i, h: block(i))
-    decodes("fixed(stride=6, columns=2, part=summary)", lambda i, h: summary(i, h))
-
-
 def test_facts_of_the_blocks():
     block, whole = describe("fixed(part=block)"), describe("fixed")
     assert (block.time, block.state, block.rows_sum_to_one) == (1, "window", True)

@@ -25,31 +25,6 @@ def test_key_sets(keys_of, stride, columns):
             assert keys_of(spec, n, heads=3) == expected, n
 
 
-def test_two_layers_reach_every_earlier_position(keys_of, reachable):
-    (sets,) = keys_of("fixed_union(stride=6, columns=1)", 40)
-    assert torch.equal(reachable(sets, sets, residual=False), torch.ones(40, 40).tril() > 0)
-
-
-def test_decoding(decodes):
-    def keys(i, head):
-        low = 6 - 2 * (head + 1)
-        return {j for j in range(i + 1) if j // 6 == i // 6 or low <= j % 6 < low + 2}
-
-    decodes("fixed_union(stride=6, columns=2)", keys, heads=3)
-
-
-def test_a_long_sequence_is_the_dense_softmax_over_its_sets():
-    n = 300
-    q, k, v = torch.randn(3, 1, 2, n, 8, generator=torch.Generator().manual_seed(0)).double()
-    rows = [
-        [[j <= i and (j // 17 == i // 17 or low <= j % 17 < low + 3) for j in range(n)] for i in range(n)]
-        for low in (14, 11)
-    ]
-    weights = (q @ k.mT / 8**0.5).masked_fill(~torch.tensor(rows), float("-inf")).softmax(-1)
-    union = build("fixed_union(stride=17, columns=3)", Heads(count=2, key_dim=8, causal=True))
-    torch.testing.assert_close(union(q, k, v).values, weights @ v, rtol=0, atol=1e-10)
-
-
 def test_refusals():
     with pytest.raises(ConfigError, match="columns <= stride, got columns=5, stride=4"):
         build("fixed_union(stride=4, columns=5)", Heads(count=1, key_dim=4, causal=True))

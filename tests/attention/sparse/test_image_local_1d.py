@@ -31,26 +31,6 @@ def test_by_default_a_block_sees_itself_and_the_one_before(keys_of, size):
         assert keys_of(f"image_local_1d(block_size={size})", n) == [expected]
 
 
-def test_decoding_keeps_the_block_and_the_memory(decodes):
-    def keys(i, head):
-        return {j for j in range(i + 1) if j >= i // 5 * 5 - 3}
-
-    decodes("image_local_1d(block_size=5, memory=3)", keys)
-    decodes(
-        "image_local_1d(block_size=5, memory=3)",
-        keys,
-        kept=lambda length: {j for j in range(length) if j >= length // 5 * 5 - 3},
-    )
-
-
-def test_one_block_over_everything_is_softmax():
-    q, k, v = torch.randn(3, 1, 2, 30, 8, generator=torch.Generator().manual_seed(0)).double()
-    heads = Heads(count=2, key_dim=8, causal=True)
-    expected = build("softmax", heads)(q, k, v).values
-    found = build("image_local_1d(block_size=30, memory=0)", heads)(q, k, v).values
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
-
-
 def test_refusals():
     causal = Heads(count=1, key_dim=4, causal=True)
     for option, low in (("block_size=0", 1), ("memory=-1", 0)):

@@ -77,37 +77,6 @@ def test_order(width, channels, block, flange):
         mechanism.order(0)
 
 
-@pytest.mark.parametrize(("width", "channels", "block", "flange"), SHAPES[:3])
-def test_decoding_keeps_the_last_rows_of_blocks(decodes, width, channels, block, flange):
-    places = generated(width, 60 // block[0] * block[0], channels, block)
-
-    def keys(i, head):
-        row, column, _ = places[i]
-        top, left = row - row % block[0], column - column % block[1]
-        across = range(left - flange[1], left + block[1] + flange[1])
-        return {j for j in range(i + 1) if places[j][0] >= top - flange[0] and places[j][1] in across}
-
-    def kept(length):
-        row = places[length][0]
-        return {j for j in range(length) if places[j][0] >= row - row % block[0] - flange[0]}
-
-    spec = f"image_local_2d(width={width}, channels={channels}, query_block={block}, flange={flange})"
-    decodes(spec, keys, kept=kept)
-
-
-def test_an_image_is_the_dense_softmax_over_its_sets():
-    """24 x 16 pixels, over the edges of tiles."""
-    places, block, flange = generated(16, 24, 1, (4, 8)), (4, 8), (3, 4)
-    rows = []
-    for i, (row, column, _) in enumerate(places):
-        top, left = row // 4 * 4, column // 8 * 8
-        rows.append([j <= i and r >= top - 3 and left - 4 <= c < left + 12 for j, (r, c, _) in enumerate(places)])
-    q, k, v = torch.randn(3, 1, 2, len(places), 8, generator=torch.Generator().manual_seed(0)).double()
-    weights = (q @ k.mT / 8**0.5).masked_fill(~torch.tensor(rows), float("-inf")).softmax(-1)
-    local = build("image_local_2d", Heads(count=2, key_dim=8, causal=True), width=16, query_block=block, flange=flange)
-    torch.testing.assert_close(local(q, k, v).values, weights @ v, rtol=0, atol=1e-10)
-
-
 def test_equal_options_share_one_layout():
     one, other = (build("image_local_2d(width=8, query_block=(2, 4))", CAUSAL) for _ in range(2))
     assert one.pattern == other.pattern

@@ -1,7 +1,5 @@
 """local: literal key sets, its state, its options."""
 
-import copy
-
 import pytest
 import torch
 from torch import Tensor
@@ -72,24 +70,6 @@ def draw(n: int, heads: int = 4, kv_heads: int = 2, *, dtype: torch.dtype = torc
     return tuple(torch.randn(2, h, n, 8, generator=generator, dtype=dtype) for h in (heads, kv_heads, kv_heads))
 
 
-@pytest.mark.parametrize("options", ["window=20", "window=5, dilation=7", "window=0", "window=1000"])
-@pytest.mark.parametrize("splits", [(1,) * 40, (200, 1, 99), (7, 3, 290), (100, 200), (299, 1)])
-def test_pieces_equal_the_whole(options: str, splits: tuple[int, ...]) -> None:
-    local = build(f"local({options})", Heads(count=4, key_dim=8, kv_count=2, causal=True))
-    n = sum(splits)
-    q, k, v = draw(n)
-    whole = local(q, k, v).values
-    with torch.no_grad():
-        state, at = local.initial_state(2, dtype=torch.float64), 0
-        for count in splits:
-            piece = slice(at, at + count)
-            answer = local(q[:, :, piece], k[:, :, piece], v[:, :, piece], state=state)
-            torch.testing.assert_close(answer.values, whole[:, :, piece], rtol=0, atol=1e-10)
-            at, state = at + count, answer.state
-            assert state.length == at
-            assert state.nbytes == local.state_nbytes(2, at, torch.float64)
-
-
 def test_the_ring_keeps_what_a_later_query_sees() -> None:
     local = build("local(window=5, dilation=2)", Heads(count=4, key_dim=8, kv_count=2, causal=True))
     for n in (3, 9, 10, 11, 60):
@@ -133,15 +113,6 @@ def test_biases_by_distance_and_by_table_agree_on_a_state() -> None:
         answer = local(q[:, :, piece], k[:, :, piece], v[:, :, piece], bias=bias, state=state)
         torch.testing.assert_close(answer.values, whole[:, :, piece], rtol=0, atol=1e-10)
         at, state = at + count, answer.state
-
-
-def test_every_impl_agrees() -> None:
-    heads = Heads(count=4, key_dim=8, kv_count=2, causal=True)
-    q, k, v = draw(200)
-    expected = build("local(window=30, impl=reference)", heads)(q, k, v).values
-    for impl in ("auto", "torch"):
-        mechanism = copy.deepcopy(build(f"local(window=30, impl={impl})", heads))
-        torch.testing.assert_close(mechanism(q, k, v).values, expected, rtol=0, atol=1e-10)
 
 
 def test_refusals() -> None:

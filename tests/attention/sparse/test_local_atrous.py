@@ -1,7 +1,6 @@
 """local_atrous: literal key sets, its state, two layers reach everything."""
 
 import pytest
-import torch
 
 from regard import ConfigError, Heads, build
 
@@ -21,37 +20,6 @@ def test_key_sets(keys_of, window, dilation, causal):
         for impl in ("auto", "torch") if n % 13 == 0 else ("auto",):
             spec = f"local_atrous(window={window}, dilation={dilation}, impl={impl})"
             assert keys_of(spec, n, causal=causal) == [expected], n
-
-
-def test_decoding(decodes):
-    decodes(
-        "local_atrous(window=2, dilation=5)",
-        lambda i, h: {j for j in range(i + 1) if i - j <= 2 or (i - j) % 5 == 0},
-    )
-
-
-@pytest.mark.parametrize(("window", "dilation"), [(3, 6), (3, 7), (4, 9)])
-def test_two_layers_connect_every_pair_away_from_the_ends(keys_of, reachable, window, dilation):
-    """Every distance is a multiple of the dilation, up to half of it more or less; at the ends one side is missing."""
-    inner = slice(window, 60 - window)
-    for size, full in ((window, True), ((dilation - 2) // 2 - (dilation % 2 == 0), False)):
-        (sets,) = keys_of(f"local_atrous(window={size}, dilation={dilation})", 60, causal=False)
-        assert bool(reachable(sets, sets, residual=False)[inner].all()) is full
-
-
-def test_two_layers_with_a_window_of_one_less_than_the_dilation(keys_of, reachable):
-    past = torch.ones(60, 60).tril() > 0
-    for window, full in ((6, True), (5, False)):
-        (sets,) = keys_of(f"local_atrous(window={window}, dilation=7)", 60)
-        assert torch.equal(reachable(sets, sets, residual=False), past) is full
-
-
-def test_a_window_over_everything_is_softmax():
-    q, k, v = torch.randn(3, 1, 2, 30, 8, generator=torch.Generator().manual_seed(0)).double()
-    heads = Heads(count=2, key_dim=8)
-    expected = build("softmax", heads)(q, k, v).values
-    found = build("local_atrous(window=30, dilation=4)", heads)(q, k, v).values
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
 def test_refusals():

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from regard import ConfigError, Heads, ScoreBias, ShapeError, build
-from regard.attention.sparse.longformer import Longformer
 
 
 def keys_of(spec: str, marks: Tensor | None, n: int, *, causal: bool, heads: int = 1) -> list[list[set[int]]]:
@@ -54,46 +53,6 @@ def draw(n: int, *, heads: int = 4, kv_heads: int = 2, batch: int = 2) -> tuple[
     return tuple(
         torch.randn(batch, h, n, 8, generator=generator, dtype=torch.float64) for h in (heads, kv_heads, kv_heads)
     )
-
-
-def test_everything_in_sight_is_softmax() -> None:
-    q, k, v = draw(90)
-    for causal in (True, False):
-        heads = Heads(count=4, key_dim=8, kv_count=2, causal=causal)
-        wide = build("longformer(window=89)", heads)(q, k, v).values
-        torch.testing.assert_close(wide, build("softmax", heads)(q, k, v).values, rtol=0, atol=1e-10)
-    marks = torch.ones(2, 90, dtype=torch.long)
-    both = build("longformer(window=0, num_global=0)", heads)(q, k, v, marks=marks).values
-    torch.testing.assert_close(both, wide, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("splits", [(1,) * 40, (200, 1, 99), (7, 3, 290), (299, 1)])
-@pytest.mark.parametrize("options", ["window=20", "window=4, dilation=(1, 3), num_global=2", "window=9, num_global=0"])
-def test_pieces_equal_the_whole(options: str, splits: tuple[int, ...]) -> None:
-    """With marks in some rows, and a state that keeps the window and the global tokens only."""
-    longformer = build(f"longformer({options})", Heads(count=4, key_dim=8, kv_count=2, causal=True))
-    assert isinstance(longformer, Longformer)
-    n = sum(splits)
-    q, k, v = draw(n)
-    for marked in (False, True):
-        marks = torch.zeros(2, n, dtype=torch.long)
-        marks[0, 5::17], marks[1, 8] = int(marked), int(marked)
-        whole = longformer(q, k, v, marks=marks).values
-        with torch.no_grad():
-            state, at = longformer.initial_state(2, dtype=torch.float64), 0
-            for count in splits:
-                piece = slice(at, at + count)
-                given = marks[:, piece] if marked else None
-                answer = longformer(q[:, :, piece], k[:, :, piece], v[:, :, piece], marks=given, state=state)
-                torch.testing.assert_close(answer.values, whole[:, :, piece], rtol=0, atol=1e-10)
-                assert answer.state is not None
-                at, state = at + count, answer.state
-        if not marked:
-            assert state.nbytes == longformer.state_nbytes(2, n, torch.float64)
-        else:
-            kept = set(state.tensors()["positions"].tolist())
-            assert set(marks.any(0).nonzero().flatten().tolist()) <= kept
-            assert len(kept) <= longformer.pattern.distances[1] + 2 + int(marks.any(0).sum())
 
 
 def test_marks_of_a_window_need_every_distance_of_a_bias() -> None:

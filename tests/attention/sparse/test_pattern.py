@@ -65,28 +65,6 @@ def test_cross_counts_both_from_zero(text: str) -> None:
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("text", RULES)
-@pytest.mark.parametrize("splits", [(1,) * 60, (150, 1, 49), (7, 30, 1, 1, 161), (3, 64)])
-def test_pieces_equal_the_whole_and_keep_what_is_alive(text: str, splits: tuple[int, ...]) -> None:
-    mechanism = build(f'pattern(rule="{text}")', heads())
-    q, k, v = draw(sum(splits))
-    keep = torch.rand(2, sum(splits), generator=torch.Generator().manual_seed(1)) > 0.2
-    keep[:, 0] = True
-    whole = mechanism(q, k, v, key_mask=keep).values
-    with torch.no_grad():
-        state, at = mechanism.initial_state(2, dtype=torch.float64), 0
-        for count in splits:
-            piece = slice(at, at + count)
-            answer = mechanism(q[:, :, piece], k[:, :, piece], v[:, :, piece], key_mask=keep[:, piece], state=state)
-            torch.testing.assert_close(answer.values, whole[:, :, piece], rtol=0, atol=1e-10)
-            at, state = at + count, answer.state
-            places = [j for j in range(at) if any(RULES[text](i, j) for i in range(at, at + 30))]
-            assert state.kept == len(places)
-            assert state.nbytes == mechanism.state_nbytes(2, at, torch.float64) + 2 * len(places)  # the mask
-            if mechanism.info.anchored:
-                assert state.tensors()["positions"].tolist() == places
-
-
 def test_one_query_gathers_few_keys_out_of_many() -> None:
     mechanism = Pattern(heads(), rule="strided(50)")
     q, k, v = draw(2000, batch=1)

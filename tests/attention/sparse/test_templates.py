@@ -8,7 +8,6 @@ from torch import Tensor
 
 from regard import Attention, Heads, UnsupportedError, build
 from regard.attention.sparse import Globals, Sparse
-from regard.core.attention import merge
 
 METHODS = FunctionType, classmethod, staticmethod, property
 BACK = (tuple(range(-1, 8)), (0, -1, *range(1, 8)))
@@ -49,47 +48,6 @@ def made(spec: str) -> Attention:
 
 def cut(x: list[Tensor], start: int, stop: int) -> list[Tensor]:
     return [y[:, :, start:stop] for y in x]
-
-
-@pytest.mark.parametrize("spec", MERGEABLE)
-@pytest.mark.parametrize("masked", [False, True])
-def test_parts_over_disjoint_keys_merge(spec: str, masked: bool) -> None:
-    """Keys that end before the queries begin, and the queries' own: values and gradients, bare and on a state."""
-    mechanism, x = made(spec), [y.requires_grad_() for y in drawn(90)]
-    q, keys = x[0][:, :, 60:], x[1:]
-    keep = torch.rand(2, 90, generator=torch.Generator().manual_seed(1)) > 0.3 if masked else None
-    whole = mechanism(q, *keys, key_mask=keep, lse=True)
-    way = torch.randn(whole.values.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    wanted = torch.autograd.grad((whole.values * way).sum(), x)
-    for stateful in (False, True):
-        parts = []
-        for start, stop in ((0, 31), (31, 32), (32, 60), (60, 90)):
-            got = mechanism(
-                q,
-                *cut(keys, start, stop),
-                key_mask=None if keep is None else keep[:, start:stop],
-                query_start=60 - start,
-                state=mechanism.initial_state(2, dtype=torch.float64) if stateful else None,
-                lse=True,
-            )
-            assert got.lse is not None
-            parts.append((got.values, got.lse))
-        values, lse = merge(parts)
-        torch.testing.assert_close(values, whole.values, rtol=0, atol=1e-12)
-        torch.testing.assert_close(lse, whole.lse, rtol=0, atol=1e-12)
-        for one, other in zip(torch.autograd.grad((values * way).sum(), x), wanted, strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("spec", MERGEABLE)
-def test_a_step_on_a_state_has_the_log_sum_exp_of_the_whole(spec: str) -> None:
-    mechanism, x = made(spec), drawn(70)
-    whole = mechanism(*x, lse=True).lse
-    assert whole is not None
-    state = mechanism(*cut(x, 0, 60), state=mechanism.initial_state(2, dtype=torch.float64)).state
-    found = mechanism(*cut(x, 60, 70), state=state, lse=True).lse
-    torch.testing.assert_close(found, whole[:, :, 60:], rtol=0, atol=1e-12)
-    assert mechanism(*x).lse is None
 
 
 @pytest.mark.parametrize("spec", [*ANCHORED, *GLOBAL])
