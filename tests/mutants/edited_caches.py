@@ -137,7 +137,7 @@ CACHES = (
     ),
     Edit(
         "slots: the table of a bias for another row",
-        f"{SLOTS}:rows_of",
+        f"{SLOTS}:Rows.cut",
         "queries, new = slice(max(first - lead, 0), max(stop - lead, 0)), slice(first, stop)",
         "queries, new = slice(0, stop - first), slice(first, stop)",
         EVICTIONS,
@@ -156,7 +156,7 @@ CACHES = (
     Edit(
         "snapkv: every row of the call chooses",
         "regard.memory.caches.snapkv:Snapkv.rows",
-        "keys - min(self.choosing, q.shape[2])",
+        "keys - min(self.choosing, rows.q.shape[2])",
         "0",
         SNAPKV,
         "test_equal_to_the_loops",

@@ -18,7 +18,7 @@ from regard.core.types_of import typed
 from regard.layer import AttentionLayer, linear
 from regard.models.blocks import Block, block_class
 from regard.models.config import ModelConfig
-from regard.models.depth import Threads, build_depth
+from regard.models.depth import Threads, Tokens, build_depth
 from regard.models.depth_arguments import arguments
 from regard.models.embeddings import Embeddings, build_attention, check_mask
 from regard.models.losses import added_up, loss_names, loss_weights, of_depth
@@ -385,7 +385,7 @@ class LanguageModel(nn.Module):
         positions = self.embeddings.for_blocks(x, positions, past)
         blocks, nothing = [cast(Block, block) for block in self.blocks], [None] * len(self.blocks)
         threads = Threads(nothing, nothing) if state is None else state.threads(len(blocks))
-        looped = self.depth(blocks, x, threads, key_mask=key_mask, positions=positions, **told)
+        looped = self.depth(blocks, x, threads, tokens=Tokens(key_mask, positions), **told)
         losses = added_up(looped, self.loss_names)
         after = None if state is None else ModelState.of(looped.states, looped.memories, tail)
         x = looped.hidden if self.norm is None else self.norm(looped.hidden)

@@ -12,7 +12,7 @@ from regard.core.randomness import drawn_on_cpu
 from regard.core.types_of import typed
 from regard.layer import AttentionLayer
 from regard.models.blocks import Block, block_class
-from regard.models.depth import Threads, build_depth
+from regard.models.depth import Threads, Tokens, build_depth
 from regard.models.embeddings import Embeddings, build_attention, check_mask, with_usual_logits
 from regard.models.encoder_config import EncoderConfig
 from regard.models.losses import added_up, loss_names, loss_weights, of_depth
@@ -148,9 +148,7 @@ class Encoder(nn.Module):
             key_mask = nn.functional.pad(key_mask, (1, 0), value=True)
         nothing = [None] * len(self.blocks)
         blocks = [cast(Block, block) for block in self.blocks]
-        looped = self.depth(
-            blocks, x, Threads(nothing, nothing), key_mask=key_mask, positions=positions, marks=of_layers
-        )
+        looped = self.depth(blocks, x, Threads(nothing, nothing), tokens=Tokens(key_mask, positions, of_layers))
         losses = added_up(looped, self.loss_names)
         x = looped.hidden if self.norm is None else self.norm(looped.hidden)
         return Encoded(x, key_mask, losses, looped.steps)

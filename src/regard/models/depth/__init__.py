@@ -4,7 +4,7 @@ from typing import Any, cast
 
 from regard import specs
 from regard.models.block_config import BlockConfig
-from regard.models.depth._base import Depth, Looped, Readout, Threads
+from regard.models.depth._base import Depth, Looped, Readout, Threads, Tokens
 from regard.models.depth._leaving import Begin, Leaving, Notes
 
 PACKAGE = "regard.models.depth"
@@ -18,6 +18,7 @@ __all__ = [
     "Notes",
     "Readout",
     "Threads",
+    "Tokens",
     "build_depth",
     "depth_class",
     "names",
