@@ -92,7 +92,6 @@ def test_every_position_loads(name):
     cls = position.position_class(name)
     assert cls.__name__ == specs.camel(name)
     assert cls.title
-    assert cls.source
     heads = Heads(count=2, key_dim=8, causal=True, max_length=16)
     assert isinstance(position.build_position(name, heads, 16), cls)
 

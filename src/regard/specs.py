@@ -10,12 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from regard.core.errors import ConfigError, nearest, unknown
 from regard.files.consent import PATH, paths_in
 from regard.files.reading import found_in
 
 _CLASS = re.compile(r"([A-Za-z_][\w.]*:[A-Z]\w*)\s*(\(.*\))?", re.DOTALL)
+Kind = TypeVar("Kind")
 _BARE_WORDS = {"true": True, "false": False}
 """as TOML and JSON write them"""
 
@@ -146,6 +148,39 @@ def load(kind: str, name: str, known: Mapping[str, str]) -> type:
     if name not in known:
         raise ConfigError(f"unknown {kind} {name!r}: {nearest(name, known)}")
     return getattr(importlib.import_module(known[name]), camel(name))
+
+
+class Registry(Generic[Kind]):
+    """The classes of one kind by name: a file each, in a package.
+
+    Args:
+        kind: what error messages call it.
+        package: where the files are.
+    """
+
+    def __init__(self, kind: str, package: str) -> None:
+        self.kind, self.package = kind, package
+
+    def names(self) -> list[str]:
+        """Every registered name."""
+        return sorted(files(self.package))
+
+    def find(self, name: str) -> type[Kind]:
+        """The class of a name.
+
+        Raises:
+            ConfigError: an unknown name.
+        """
+        return load(self.kind, name, files(self.package))
+
+    def build(self, spec: str, *places: object) -> Kind:
+        """Build from a specification such as `recent(length=128)`, and what the class takes besides its options.
+
+        Raises:
+            ConfigError: an unknown name or option.
+        """
+        parsed = parse(spec)
+        return self.find(parsed.name)(*places, **parsed.options)
 
 
 def options_of(cls: type) -> dict[str, object]:

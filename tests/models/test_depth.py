@@ -18,17 +18,17 @@ class SmallSteps(Depth):
 
     step: Annotated[float, Ge(0), Le(10)] = 0.5
 
-    def forward(self, blocks, x, threads, *, key_mask=None, positions=None, marks=None):
+    def forward(self, blocks, x, threads, *, tokens):
         states, memories, losses = list(threads.states), list(threads.memories), [{} for _ in blocks]
         self.used = torch.zeros(x.shape[:2], dtype=torch.long)
         active = torch.ones(len(x), dtype=torch.bool)
         for at, block in enumerate(blocks):
-            before = states[at]
+            before, given = states[at], tokens.given(block, at)
             if not active.any():
-                states[at] = block.remember(x, key_mask=key_mask, positions=positions, state=before)
+                states[at] = block.remember(x, **given, state=before)
                 continue
-            got = block(x, key_mask=key_mask, positions=positions, state=before)
-            skipped = block.remember(x, key_mask=key_mask, positions=positions, state=before)
+            got = block(x, **given, state=before)
+            skipped = block.remember(x, **given, state=before)
             states[at] = got.state.where(active, skipped)
             moved = (got.hidden - x).norm(dim=-1).amax(1) / x.norm(dim=-1).amax(1)
             x = torch.where(active[:, None, None], got.hidden, x)

@@ -218,13 +218,13 @@ class Wrapped(Block):
 
     def __init__(self, block: Block) -> None:
         nn.Module.__init__(self)
-        self.block, self.attention = block, block.attention
+        self.block, self.attention, self.position = block, block.attention, None
 
     def forward(self, x: Tensor, **given: Any) -> Any:
         return self.block(x, **given)
 
-    def run(self, *given: Any) -> Any:
-        return self.block.run(*given)
+    def run(self, x: Tensor, **given: Any) -> Any:
+        return self.block.run(x, **given)
 
     def attended(self, x: Tensor) -> Tensor:
         return self.block.attended(x)

@@ -90,7 +90,7 @@ class ForgetsTheMask(Fixed):
     """Runs the blocks as if all were real."""
 
     def forward(self, blocks: Sequence[Block], x: Tensor, threads: Threads, **given: Any) -> Looped:
-        return super().forward(blocks, x, threads, **{**given, "key_mask": None})
+        return super().forward(blocks, x, threads, tokens=given.pop("tokens")._replace(key_mask=None), **given)
 
 
 @mutant("no_exit_is_the_full_model")

@@ -154,7 +154,7 @@ class CountsEveryCall(Streaming):
     def rows(self, *given: Any) -> Any:
         answer = super().rows(*given)
         assert isinstance(answer.state, CacheState)
-        if given[2].shape[2]:
+        if given[1].k.shape[2]:
             return answer
         state = answer.state
         return answer._replace(state=CacheState({"slots": state.slots.drop(1), "kept": state.kept.drop(1)}))

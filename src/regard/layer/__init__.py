@@ -2,14 +2,12 @@
 
 from regard.head_mix import HeadMix
 from regard.layer.attention_layer import AttentionLayer
-from regard.layer.exchange import Exchange
 from regard.layer.joined import Part, side_by_side
 from regard.layer.outputs import LayerOutput, LayerValues, Prepared
 from regard.layer.projections import GatedProjections, OffsetScale, Projections, linear
 
 __all__ = [
     "AttentionLayer",
-    "Exchange",
     "GatedProjections",
     "HeadMix",
     "LayerOutput",

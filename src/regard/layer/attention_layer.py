@@ -15,7 +15,6 @@ from regard.core.info import Heads
 from regard.core.randomness import drawn_on_cpu
 from regard.core.state import State
 from regard.core.types_of import typed
-from regard.layer.exchange import Exchange
 from regard.layer.memories import check_memory, led, unread, written
 from regard.layer.outputs import LayerOutput, LayerValues, Prepared, prepared
 from regard.layer.positions import SLOTS_ONLY, check_position, placed, token_positions, turned
@@ -146,7 +145,9 @@ class AttentionLayer(nn.Module):
         )
         self.inputs = InputProjections(self.attention, dim, source, seed)
         self.cache: Cache | None = None
-        self.exchange: Exchange | None = None
+        # Where other processes have the rest of the sequence: `regard.distributed.sequence.attended.SharedAttention`,
+        # which positions and averages are left to.
+        self.exchange: Any = None
 
     def cache_of(self, spec: str) -> Cache:
         """A policy for this layer's state, such as `h2o(budget=256)`; `layer.cache = ...` makes the layer ask it.

@@ -1,9 +1,8 @@
 """Memories by name: one file each."""
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from regard import specs
-from regard.core.info import Heads
 
 if TYPE_CHECKING:
     from regard.memory._base import Memory, MemoryState
@@ -13,33 +12,8 @@ PACKAGE = "regard.memory"
 __all__ = ["PACKAGE", "Memory", "MemoryState", "build_memory", "memory_class", "names"]
 
 
-def names() -> list[str]:
-    """Registered memories."""
-    return sorted(specs.files(PACKAGE))
-
-
-def memory_class(name: str) -> "type[Memory]":
-    """The class of a memory.
-
-    Raises:
-        ConfigError: an unknown name.
-    """
-    return cast("type[Memory]", specs.load("memory", name, specs.files(PACKAGE)))
-
-
-def build_memory(spec: str, heads: Heads, dim: int) -> "Memory":
-    """Build a memory from a specification such as `recent(length=128)`.
-
-    Args:
-        heads: the heads of the layer.
-        dim: width of its hidden states.
-
-    Raises:
-        ConfigError: an unknown name or option.
-    """
-    parsed = specs.parse(spec)
-    options: dict[str, Any] = dict(parsed.options)
-    return memory_class(parsed.name)(heads, dim, **options)
+_MEMORIES: "specs.Registry[Memory]" = specs.Registry("memory", PACKAGE)
+names, memory_class, build_memory = _MEMORIES.names, _MEMORIES.find, _MEMORIES.build
 
 
 def __getattr__(name: str) -> object:

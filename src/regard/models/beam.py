@@ -1,17 +1,18 @@
 """Beam search: the best continuations of each row, by log-probability and length."""
 
-from collections.abc import Callable
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from regard.core.errors import ConfigError, LimitError, NumericsError
+from regard.core.errors import ConfigError, NumericsError
 from regard.core.state import State
 from regard.core.types_of import typed
-from regard.models.decoder import LanguageModel
-from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.continuing import require_room
+from regard.models.decoder import LanguageModel, ModelState
+from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderState
 from regard.models.generate import Prompts, Reason, evaluation, prompt_ids
 
 
@@ -89,7 +90,7 @@ def beam_search(
         model.embeddings.require_room(max_new_tokens)
         end_token = model.config.end_token if end_token is None else end_token
     else:
-        _require_room(model, max((len(x) for x in ids), default=0), max_new_tokens)
+        require_room(model, ids, max_new_tokens)
     if end_token is not None and not 0 <= end_token < model.config.vocab_size:
         raise ConfigError(f"end_token must be a token below vocab_size={model.config.vocab_size}, got {end_token}")
     hypotheses: dict[int, list[Hypothesis]] = {}
@@ -100,44 +101,35 @@ def beam_search(
     with evaluation(model), torch.no_grad():
         for rows in groups.values():
             search = _Search(len(rows), beams, max_new_tokens, alpha, end_token)
-            hypotheses.update(zip(rows, search.run(*_begun(model, [ids[row] for row in rows])), strict=True))
+            hypotheses.update(zip(rows, search.run(model, *_begun(model, [ids[row] for row in rows])), strict=True))
     return [hypotheses[row] for row in range(len(ids))]
 
 
-def _require_room(model: LanguageModel, longest: int, max_new_tokens: int) -> None:
-    limit = model.limit
-    if limit is not None and longest + max_new_tokens - 1 > limit:
-        raise LimitError(
-            f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens} exceed this model's max_length={limit}; "
-            "shorten them, or build the model with a larger max_length"
-        )
+def following(
+    model: LanguageModel | EncoderDecoder, tokens: Tensor, state: State | None
+) -> tuple[Float[Tensor, "batch vocab"], State | None]:
+    """Logits behind the last of these tokens, which follow those of a state, and the state after them.
+
+    Args:
+        state: of an encoder-decoder one with its source.
+    """
+    if isinstance(model, EncoderDecoder):
+        decoded = model.decode(tokens, cast(EncoderDecoderState, state))
+        return decoded.logits[:, -1], decoded.state
+    output = model.hidden(tokens, state=cast("ModelState | None", state))
+    return model.logits(output.hidden[:, -1]), output.state
 
 
-Advance = Callable[[Tensor, State], tuple[Tensor, State]]
-
-
-def _begun(model: LanguageModel | EncoderDecoder, ids: list[Tensor]) -> tuple[Tensor, State, Advance]:
-    """Logits of each row's first new token, the state before the second, and how to go on."""
-    device = model.table.weight.device if isinstance(model, LanguageModel) else next(model.parameters()).device
+def _begun(model: LanguageModel | EncoderDecoder, ids: list[Tensor]) -> tuple[Tensor, State]:
+    """The tokens of each row that are read first, on the model's device, and the state before them."""
+    device = next(model.parameters()).device
     if isinstance(model, EncoderDecoder):
         lengths = torch.tensor([len(x) for x in ids])
         source = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(device)
         mask = torch.arange(source.shape[1]) < lengths[:, None]
         start = source.new_full((len(ids), 1), model.config.start_token)
-
-        def translate(tokens: Tensor, state: State) -> tuple[Tensor, State]:
-            output = model.decode(tokens.to(device), state)  # type: ignore[arg-type]
-            assert output.state is not None
-            return output.logits[:, -1], output.state
-
-        return *translate(start, model.prepare(source, key_mask=None if mask.all() else mask.to(device))), translate
-
-    def proceed(tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        output = model.hidden(tokens.to(device), state=state)  # type: ignore[arg-type]
-        assert output.state is not None
-        return model.logits(output.hidden[:, -1]), output.state
-
-    return *proceed(torch.stack(ids), model.initial_state(len(ids))), proceed
+        return start, model.prepare(source, key_mask=None if mask.all() else mask.to(device))
+    return torch.stack(ids).to(device), model.initial_state(len(ids))
 
 
 class _Beam(NamedTuple):
@@ -156,14 +148,16 @@ class _Search:
         self.live = [_Beam(row, (), 0.0) for row in range(rows)]
         self.finished: list[list[Hypothesis]] = [[] for _ in range(rows)]
 
-    def run(self, logits: Tensor, state: State, advance: Advance) -> list[list[Hypothesis]]:
+    def run(self, model: LanguageModel | EncoderDecoder, tokens: Tensor, state: State) -> list[list[Hypothesis]]:
         """Until every place holds a finished sequence, or nothing is left to try."""
         while True:
+            logits, after = following(model, tokens, state)
+            assert after is not None
             parents = self._grow(logits)
             if not self.live:
                 return [sorted(row, key=lambda hypothesis: -hypothesis.score) for row in self.finished]
-            last = torch.tensor([[beam.tokens[-1]] for beam in self.live])
-            logits, state = advance(last, state.select(torch.tensor(parents, device=logits.device)))
+            tokens = torch.tensor([[beam.tokens[-1]] for beam in self.live], device=logits.device)
+            state = after.select(torch.tensor(parents, device=logits.device))
 
     def _grow(self, logits: Tensor) -> list[int]:
         """Make every unfinished sequence one token longer; where each of the new ones comes from."""

@@ -10,28 +10,28 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.catalog import build
-from regard.core.attention import Attention, generator
+from regard.core.attention import generator
 from regard.core.errors import ConfigError, ShapeError, UnsupportedError, kind_of
 from regard.core.randomness import drawn_on_cpu
 from regard.core.state import State
 from regard.core.types_of import typed
-from regard.layer import AttentionLayer, linear
+from regard.layer import linear
 from regard.models.blocks import Block, block_class
 from regard.models.config import ModelConfig
-from regard.models.depth import Threads, build_depth
+from regard.models.depth import Tokens
 from regard.models.depth_arguments import arguments
 from regard.models.embeddings import Embeddings, build_attention, check_mask
-from regard.models.losses import added_up, loss_names, loss_weights, of_depth
 from regard.models.model_state import ModelState
 from regard.models.neighbours import NeighbourGate, NeighbourTokens, given
 from regard.models.output import Hidden, ModelOutput
-from regard.models.parts import ShortConvolution, build_norm
-from regard.models.sharing import save_once, share_between_layers
+from regard.models.parts import ShortConvolution
+from regard.models.sharing import save_once
+from regard.models.stack import Stack
 
 PACKED = "this model has weights of 8 bits, which are for inference alone: {}; load it again without weights=int8"
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(Stack):
     """p(x_{t+1} | x_1 ... x_t) = softmax(E norm(block_L(... block_1(E^T x + position)))).
 
     Weights, with V = vocab_size, D = dim, M = the MLP's width, r = kv_heads / heads, for mechanisms that have none of
@@ -80,21 +80,13 @@ class LanguageModel(nn.Module):
         if config.short_convolution:
             taps = generator(config.seed, "convolution")
             self.convolution = ShortConvolution(config.dim, config.short_convolution, draw=taps)
-        self.blocks = nn.ModuleList(self._block(at, spec) for at, spec in enumerate(config.specs))
-        share_between_layers(self.mechanisms)
-        self.depth = build_depth(config.depth, config)
-        self.embeddings.coordinates = self.depth.places
-        self.norm: nn.Module | None = None
         width = 2 * config.dim if config.both_streams else config.dim
-        if config.norm == "pre":
-            self.norm = build_norm(config.norm_kind, width, bias=config.bias, eps=config.norm_eps)
+        self._stack(config, (self._block(at, spec) for at, spec in enumerate(config.specs)), width=width)
         self.output: nn.Linear | None = None
         if not config.tied:
             draw, outputs = generator(config.seed, "output"), config.targets or config.vocab_size
             self.output = linear(width, outputs, bias=config.output_bias, draw=draw)
         self.mixture = NeighbourGate(config) if config.neighbours else None
-        self.loss_names = loss_names(self.layers)
-        self.loss_weights = {**loss_weights(self.layers), **of_depth(self.depth.losses)}
         if config.remembers and self._sized is not None:
             raise ConfigError(
                 f"memory={config.memory!r} puts earlier segments before one of max_length={config.max_length} "
@@ -133,16 +125,6 @@ class LanguageModel(nn.Module):
     def table(self) -> nn.Embedding:
         """The embeddings of the tokens."""
         return cast(nn.Embedding, self.embeddings.table)
-
-    @property
-    def layers(self) -> list[AttentionLayer]:
-        """The attention layer of every block, in order."""
-        return [cast(Block, block).attention for block in self.blocks]
-
-    @property
-    def mechanisms(self) -> list[Attention]:
-        """The attention mechanism of every layer, in order."""
-        return [layer.attention for layer in self.layers]
 
     @property
     def streams(self) -> bool:
@@ -197,10 +179,6 @@ class LanguageModel(nn.Module):
         caches = [None if spec is None else layer.cache_of(spec) for layer in self.layers]
         for layer, cache in zip(self.layers, caches, strict=True):
             layer.cache = cache if cache is None else cache.train(self.training)
-
-    def parameter_count(self) -> int:
-        """Trained weights, shared ones once."""
-        return sum(x.numel() for x in self.parameters())
 
     @typed
     def initial_state(
@@ -302,15 +280,8 @@ class LanguageModel(nn.Module):
             LimitError: longer than `max_length` where weights depend on it.
             UnsupportedError: positions for a scheme of distances, or what a mechanism does not support.
         """
-        got = self.hidden(
-            tokens,
-            key_mask=key_mask,
-            positions=positions,
-            state=state,
-            neighbours=neighbours,
-            targets=targets,
-            depths=depths,
-        )
+        of_tokens = {"key_mask": key_mask, "positions": positions, "targets": targets, "depths": depths}
+        got = self.hidden(tokens, state=state, neighbours=neighbours, **of_tokens)
         return ModelOutput(self.logits(got.hidden), got.state, got.losses, got.steps)
 
     def logits(self, hidden: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows vocab"]:
@@ -383,14 +354,11 @@ class LanguageModel(nn.Module):
             x, tail = self.convolution(x, key_mask, None if state is None else state.convolution)
         x = self.embeddings.placed_at(x, positions, past)
         positions = self.embeddings.for_blocks(x, positions, past)
-        blocks, nothing = [cast(Block, block) for block in self.blocks], [None] * len(self.blocks)
-        threads = Threads(nothing, nothing) if state is None else state.threads(len(blocks))
-        looped = self.depth(blocks, x, threads, key_mask=key_mask, positions=positions, **told)
-        losses = added_up(looped, self.loss_names)
+        threads = None if state is None else state.threads(len(self.blocks))
+        looped, losses = self._looped(x, threads, Tokens(key_mask, positions), **told)
         after = None if state is None else ModelState.of(looped.states, looped.memories, tail)
-        x = looped.hidden if self.norm is None else self.norm(looped.hidden)
-        return Hidden(x, after, losses, looped.steps, self.depth.each)
+        return Hidden(looped.hidden, after, losses, looped.steps, self.depth.each)
 
     def _readout(self, hidden: Tensor) -> Tensor:
         """The logits of hidden states that have not passed the last norm."""
-        return self.logits(hidden if self.norm is None else self.norm(hidden))
+        return self.logits(self._normed(hidden))

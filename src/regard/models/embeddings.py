@@ -42,22 +42,19 @@ class Embeddings(nn.Module):
     def __init__(self, config: InputConfig, *, causal: bool, table: nn.Embedding | None = None, seed: int) -> None:
         super().__init__()
         self.config = config
-        encoder_config = config if isinstance(config, EncoderConfig) else None
+        of_encoder = config if isinstance(config, EncoderConfig) else EncoderConfig()
         self.table: nn.Embedding | None = None
         self.project: nn.Linear | None = None
-        if encoder_config is not None and encoder_config.input_dim:
-            self.project = linear(
-                encoder_config.input_dim, config.dim, bias=config.bias, draw=generator(seed, "inputs")
-            )
+        if of_encoder.input_dim:
+            self.project = linear(of_encoder.input_dim, config.dim, bias=config.bias, draw=generator(seed, "inputs"))
         else:
             self.table = token_table(config.vocab_size, config.dim, seed=seed) if table is None else table
         self.types: nn.Embedding | None = None
-        if encoder_config is not None and encoder_config.token_types:
-            self.types = token_table(
-                encoder_config.token_types, config.dim, seed=generator(seed, "types").initial_seed()
-            )
+        if of_encoder.token_types:
+            types_seed = generator(seed, "types").initial_seed()
+            self.types = token_table(of_encoder.token_types, config.dim, seed=types_seed)
         self.cls: nn.Parameter | None = None
-        if encoder_config is not None and encoder_config.cls_token:
+        if of_encoder.cls_token:
             self.cls = nn.Parameter(0.02 * torch.randn(config.dim, generator=generator(seed, "cls")))
         self.position = self._position(causal, seed)
         sinusoidal = isinstance(self.position, Sinusoidal) and self.table is not None
@@ -69,10 +66,8 @@ class Embeddings(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def _position(self, causal: bool, seed: int) -> Position | None:
-        config = self.config
-        if config.position == "none":
-            scheme = None
-        else:
+        config, scheme = self.config, None
+        if config.position != "none":
             heads = Heads(
                 count=config.heads,
                 key_dim=config.key_dim,

@@ -1,23 +1,21 @@
 """The encoder: every position sees every other."""
 
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
-from regard.core.attention import Attention, generator
+from regard.core.attention import generator
 from regard.core.errors import ConfigError, ShapeError, UnsupportedError
 from regard.core.randomness import drawn_on_cpu
 from regard.core.types_of import typed
-from regard.layer import AttentionLayer
 from regard.models.blocks import Block, block_class
-from regard.models.depth import Threads, build_depth
+from regard.models.depth import Tokens
 from regard.models.embeddings import Embeddings, build_attention, check_mask, with_usual_logits
 from regard.models.encoder_config import EncoderConfig
-from regard.models.losses import added_up, loss_names, loss_weights, of_depth
-from regard.models.parts import build_norm
-from regard.models.sharing import save_once, share_between_layers
+from regard.models.sharing import save_once
+from regard.models.stack import Stack
 
 Marks = Literal["none", "tokens", "segments"]
 """Labels of tokens that a model reads: none; a mark other than 0 for a global token; or the segments of `etc`."""
@@ -33,7 +31,7 @@ class Encoded(NamedTuple):
     steps: Tensor | None = None
 
 
-class Encoder(nn.Module):
+class Encoder(Stack):
     """norm(block_L(... block_1(embeddings))): blocks of bidirectional attention and an MLP.
 
     Post-norm blocks end in a norm already, so there is none at the end. A relative position scheme is one module that
@@ -64,17 +62,9 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config
         self.embeddings = Embeddings(config, causal=False, table=table, seed=config.seed)
-        self.blocks = nn.ModuleList(self._block(at, spec) for at, spec in enumerate(config.specs))
-        share_between_layers(self.mechanisms)
-        self.depth = build_depth(config.depth, config)
+        self._stack(config, (self._block(at, spec) for at, spec in enumerate(config.specs)), width=config.dim)
         if self.depth.reads_out:
             raise ConfigError(f"depth={config.depth!r} reads an output layer, which an encoder does not have")
-        self.embeddings.coordinates = self.depth.places
-        self.norm: nn.Module | None = None
-        if config.norm == "pre":
-            self.norm = build_norm(config.norm_kind, config.dim, bias=config.bias, eps=config.norm_eps)
-        self.loss_names = loss_names(self.layers)
-        self.loss_weights = {**loss_weights(self.layers), **of_depth(self.depth.losses)}
         save_once(self)
 
     def _block(self, at: int, spec: str) -> Block:
@@ -84,20 +74,6 @@ class Encoder(nn.Module):
         block = kind(self.config, with_usual_logits(layer, self.config), seed=seed)
         block.position = self.embeddings.of_block(at)
         return block
-
-    @property
-    def layers(self) -> list[AttentionLayer]:
-        """The attention layer of every block, in order."""
-        return [cast(Block, block).attention for block in self.blocks]
-
-    @property
-    def mechanisms(self) -> list[Attention]:
-        """The attention mechanism of every layer, in order."""
-        return [layer.attention for layer in self.layers]
-
-    def parameter_count(self) -> int:
-        """Trained weights, shared ones once."""
-        return sum(x.numel() for x in self.parameters())
 
     @property
     def reads_marks(self) -> Marks:
@@ -146,14 +122,8 @@ class Encoder(nn.Module):
         of_layers = self._marks(marks, inputs)
         if key_mask is not None and self.config.cls_token:
             key_mask = nn.functional.pad(key_mask, (1, 0), value=True)
-        nothing = [None] * len(self.blocks)
-        blocks = [cast(Block, block) for block in self.blocks]
-        looped = self.depth(
-            blocks, x, Threads(nothing, nothing), key_mask=key_mask, positions=positions, marks=of_layers
-        )
-        losses = added_up(looped, self.loss_names)
-        x = looped.hidden if self.norm is None else self.norm(looped.hidden)
-        return Encoded(x, key_mask, losses, looped.steps)
+        looped, losses = self._looped(x, None, Tokens(key_mask, positions, of_layers))
+        return Encoded(looped.hidden, key_mask, losses, looped.steps)
 
     def _cut(self, inputs: Tensor) -> Tensor:
         """The patches of images; anything else as it is."""

@@ -1,9 +1,9 @@
 """The encoder-decoder: a causal decoder whose every block also reads an encoded source."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NamedTuple, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -135,28 +135,27 @@ class CrossBlock(nn.Module):
         if self.position is not None:
             assert positions is not None
             x = self.position.embed(x, positions)
-        again, arguments = self.checkpoint == "block", (source_mask, prepared, key_mask, positions, query_start)
-        return recomputed(again, self._run, x, source, *arguments, module=self, state=state)
+        own = {"key_mask": key_mask, "positions": positions}
+        crossed = {"key_mask": source_mask, "query_start": query_start}
+        call = partial(self._run, own=own, crossed=crossed, prepared=prepared)
+        return recomputed(self.checkpoint == "block", call, x, source, module=self, state=state)
 
     def _run(
         self,
         x: Tensor,
         source: Tensor | None,
-        source_mask: Tensor | None,
+        *,
+        own: Mapping[str, Any],
+        crossed: Mapping[str, Any],
         prepared: State | None,
-        key_mask: Tensor | None,
-        positions: Tensor | None,
-        query_start: int | None,
         state: State | None,
     ) -> Crossed:
         again = self.checkpoint == "attention"
         inner = self._entering(x, self.attention_norm)
-        attend = partial(self.attention, key_mask=key_mask, positions=positions)
-        output = recomputed(again, attend, inner, module=self, state=state)
+        output = recomputed(again, partial(self.attention, **own), inner, module=self, state=state)
         x = self._joined(x, output.hidden, self.attention_norm)
         inner = self._entering(x, self.cross_norm)
-        read = partial(self.cross, key_mask=source_mask, query_start=query_start)
-        read = recomputed(again, read, inner, source, module=self, state=prepared)
+        read = recomputed(again, partial(self.cross, **crossed), inner, source, module=self, state=prepared)
         x = self._joined(x, read.hidden, self.cross_norm)
         if self.mlp is not None:
             branch = in_pieces(self.mlp, self._entering(x, self.mlp_norm), self.mlp_chunks)

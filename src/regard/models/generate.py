@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from regard.core.attention import generator
-from regard.core.errors import ConfigError, InputError, LimitError, ShapeError, UnsupportedError, kind_of
+from regard.core.errors import ConfigError, InputError, ShapeError, UnsupportedError, kind_of
 from regard.core.types_of import typed
-from regard.models.continuing import Continuing
+from regard.models.continuing import Continuing, require_room
 from regard.models.decoder import LanguageModel, ModelState
 from regard.models.lookup import checked, guess
 from regard.models.sampling import Sampling
@@ -189,13 +189,8 @@ def stream(
     if batch_size is not None and batch_size < 1:
         raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
     ids = prompt_ids(prompts, tokenizer)
-    longest, limit = max((len(x) for x in ids), default=0), model.limit
-    if limit is not None and longest + max_new_tokens - 1 > limit:
-        raise LimitError(
-            f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens} exceed this model's max_length={limit}; "
-            f"shorten the prompt, generate at most {max(limit + 1 - longest, 0)} tokens, or build a larger model"
-        )
-    if limit is None and isinstance(model, LanguageModel) and longest + max_new_tokens > model.config.max_length:
+    longest = require_room(model, ids, max_new_tokens)
+    if model.limit is None and isinstance(model, LanguageModel) and longest + max_new_tokens > model.config.max_length:
         said = f"the model was made for {model.config.max_length} tokens: beyond these its text may get worse"
         logging.getLogger("regard").warning(said)
     rows = [

@@ -1,7 +1,5 @@
 """Heads on an encoder: masked tokens, classes, numbers."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Literal, cast
 
 import torch
@@ -18,16 +16,9 @@ from regard.models.contrast import alone, contrast
 from regard.models.decoder import ModelOutput
 from regard.models.encoder import Encoded, Encoder
 from regard.models.encoder_config import Pooling
-from regard.models.parts import build_norm
+from regard.models.parts import ACTIVATIONS, build_norm
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "tanh"]
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-    "tanh": torch.tanh,
-}
 
 
 def pooled(encoded: Encoded, pooling: Pooling) -> Float[Tensor, "batch dim"]:
@@ -118,7 +109,7 @@ class MaskedLanguageModel(nn.Module):
             if marks is None:
                 raise InputError("contents of hidden sentences need marks: which tokens are of which sentence")
             encoded.losses["cpc"] = self._contrast(hidden, tokens, contents, marks)
-        hidden = self.norm(_ACTIVATIONS[self.activation](self.transform(hidden)))
+        hidden = self.norm(ACTIVATIONS[self.activation](self.transform(hidden)))
         table = cast(nn.Embedding, self.encoder.embeddings.table)
         return ModelOutput(F.linear(hidden, table.weight, self.bias), None, encoded.losses)
 
@@ -168,7 +159,7 @@ class SequenceHead(nn.Module):
         """Logits (batch, outputs); arguments and errors as `Encoder.forward`."""
         encoded = self.encoder(inputs, key_mask=key_mask, token_types=token_types, positions=positions, marks=marks)
         x = pooled(encoded, self.encoder.config.pooling)
-        x = x if self.pooler is None else _ACTIVATIONS[self.activation](self.pooler(x))
+        x = x if self.pooler is None else ACTIVATIONS[self.activation](self.pooler(x))
         return ModelOutput(self.output(self.dropout(x)), None, encoded.losses)
 
 

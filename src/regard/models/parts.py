@@ -19,10 +19,11 @@ def build_norm(kind: NormKind, dim: int, *, bias: bool, eps: float = 1e-5) -> nn
     return nn.RMSNorm(dim, eps=eps, elementwise_affine=kind == "rms")
 
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": nn.functional.gelu,
     "gelu_tanh": partial(nn.functional.gelu, approximate="tanh"),
     "relu": nn.functional.relu,
+    "tanh": torch.tanh,
     "swiglu": nn.functional.silu,
     "geglu": nn.functional.gelu,
     "geglu_tanh": partial(nn.functional.gelu, approximate="tanh"),
@@ -47,7 +48,7 @@ class Mlp(nn.Module):
         self, dim: int, width: int, kind: MlpKind, *, bias: bool, draw: torch.Generator, scale: float = 1.0
     ) -> None:
         super().__init__()
-        self.act = _ACTIVATIONS[kind]
+        self.act = ACTIVATIONS[kind]
         self.gate = linear(dim, width, bias=bias, draw=draw) if kind in GATED else None
         self.up = linear(dim, width, bias=bias, draw=draw)
         self.down = linear(width, dim, bias=bias, draw=draw, scale=scale)

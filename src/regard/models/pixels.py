@@ -9,8 +9,9 @@ from torch import Tensor
 from regard.core.attention import generator
 from regard.core.errors import ShapeError
 from regard.core.state import State
-from regard.models.decoder import LanguageModel, ModelState
-from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderState
+from regard.models.beam import following
+from regard.models.decoder import LanguageModel
+from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.generate import evaluation
 from regard.models.sampling import Sampling
 
@@ -73,29 +74,14 @@ def sample(
     state: State | None = None
     with evaluation(model), torch.inference_mode():
         if use_state and model.streams:
-            state = model.initial_state(rows) if isinstance(model, LanguageModel) else model.prepare(_source(read))
+            state = model.initial_state(rows) if isinstance(model, LanguageModel) else model.prepare(cast(Tensor, read))
         for slot in range(known.shape[1], slots):
-            logits, state = _next(model, tokens, read, state)
+            if isinstance(model, EncoderDecoder) and state is None:
+                logits = model(cast(Tensor, read), tokens).logits[:, -1]
+            else:
+                logits, state = following(model, tokens, state)
             picked = sampling.pick(logits, uniforms[:, slot])
             known = torch.cat([known, picked[:, None]], 1)
             new = (picked + int(offsets[slot]))[:, None].to(device)
             tokens = torch.cat([tokens, new], 1) if state is None else new
     return known
-
-
-def _next(
-    model: LanguageModel | EncoderDecoder, tokens: Tensor, source: Tensor | None, state: State | None
-) -> tuple[Tensor, State | None]:
-    """Logits after the last token, and the state, if there is one."""
-    if isinstance(model, LanguageModel):
-        output = model.hidden(tokens, state=cast("ModelState | None", state))
-        return model.logits(output.hidden[:, -1]), output.state
-    if state is None:
-        return model(_source(source), tokens).logits[:, -1], None
-    decoded = model.decode(tokens, cast(EncoderDecoderState, state))
-    return decoded.logits[:, -1], decoded.state
-
-
-def _source(source: Tensor | None) -> Tensor:
-    assert source is not None
-    return source

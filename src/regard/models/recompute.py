@@ -71,8 +71,7 @@ def recomputed(
     left: list[Left] = []
     choices: list[object] = []
     # torch compares the versions of inputs that are tensors themselves.
-    given = {"memory": [x for x in inputs if isinstance(x, Summary)]}
-    given |= call.keywords if isinstance(call, partial) else {}
+    given = call.keywords if isinstance(call, partial) else {}
 
     def run(*inputs: object, state: object) -> Result:
         if left:
@@ -152,7 +151,7 @@ def _buffers(part: nn.Module) -> dict[str, Tensor | None]:
 
 
 def _tensors(name: str, given: object) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of an argument, of several, or of a memory, with its name."""
+    """Every tensor of an argument, of several by name, or of a memory, with its name."""
     if isinstance(given, Tensor):
         yield name, given
     elif isinstance(given, Summary):
@@ -160,6 +159,3 @@ def _tensors(name: str, given: object) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(given, Mapping):
         for key, x in given.items():
             yield from _tensors(f"{name}.{key}" if name else key, x)
-    elif isinstance(given, list):
-        for x in given:
-            yield from _tensors(name, x)

@@ -1,6 +1,6 @@
 """Position schemes by name: one file each."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from regard import specs
 
@@ -13,18 +13,8 @@ PACKAGE = "regard.position"
 __all__ = ["PACKAGE", "Position", "build_position", "names", "position_class"]
 
 
-def names() -> list[str]:
-    """Registered position schemes."""
-    return sorted(specs.files(PACKAGE))
-
-
-def position_class(name: str) -> "type[Position]":
-    """The class of a scheme.
-
-    Raises:
-        ConfigError: an unknown name.
-    """
-    return specs.load("position", name, specs.files(PACKAGE))
+_SCHEMES: "specs.Registry[Position]" = specs.Registry("position", PACKAGE)
+names, position_class = _SCHEMES.names, _SCHEMES.find
 
 
 def build_position(spec: str, heads: "Heads", dim: int) -> "Position":
@@ -36,8 +26,7 @@ def build_position(spec: str, heads: "Heads", dim: int) -> "Position":
     parsed = specs.parse(spec)
     cls = position_class(parsed.name)
     specs.check_options("position", parsed.name, cls, parsed.options)
-    options: dict[str, Any] = dict(parsed.options)
-    return cls(heads, dim, **options)
+    return _SCHEMES.build(spec, heads, dim)
 
 
 def __getattr__(name: str) -> object:

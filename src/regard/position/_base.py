@@ -22,7 +22,6 @@ class Position(nn.Module):
     """
 
     title: ClassVar[str]
-    source: ClassVar[str]
     absolute: ClassVar[bool] = False
     """acts on hidden states through `embed`; a model applies it once, to its embeddings"""
     transforms: ClassVar[bool] = False

@@ -40,7 +40,6 @@ class Alibi(Position):
     """
 
     title = "ALiBi"
-    source = "Press et al. 2022, section 3"
     biased = True
 
     def __init__(self, heads: Heads, dim: int) -> None:

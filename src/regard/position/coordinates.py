@@ -40,7 +40,6 @@ class Coordinates(Position):
     """
 
     title = "Image coordinates"
-    source = "Parmar et al. 2018, section 3.1"
     absolute = True
     sized = True
 

@@ -32,7 +32,6 @@ class Learned(Position):
     """
 
     title = "Learned"
-    source = "Gehring et al. 2017, section 3.1"
     absolute = True
     sized = True
 

@@ -28,7 +28,6 @@ class Quadratic(Position):
     """
 
     title = "Quadratic"
-    source = "Cordonnier, Loukas, Jaggi 2020, section 3, Lemma 2"
     biased = True
 
     def __init__(self, heads: Heads, dim: int, *, alpha: float = 1.0, std: float = 1.0) -> None:

@@ -51,7 +51,6 @@ class Rotary(Position):
     """
 
     title = "Rotary"
-    source = "Su et al. 2021, equations 13 to 16 and 34"
     transforms = True
 
     def __init__(

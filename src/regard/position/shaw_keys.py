@@ -35,7 +35,6 @@ class ShawKeys(Position):
     """
 
     title = "Shaw keys"
-    source = "Shaw et al. 2018, equation 4 and section 3.2"
     biased = True
 
     def __init__(self, heads: Heads, dim: int, *, max_distance: int = 16, std: float = 0.02) -> None:

@@ -31,7 +31,6 @@ class Sinusoidal(Position):
     """
 
     title = "Sinusoidal"
-    source = "Vaswani et al. 2017, section 3.5"
     absolute = True
 
     def __init__(self, heads: Heads, dim: int, *, base: float = 10000.0, layout: Layout = "interleaved") -> None:

@@ -46,7 +46,6 @@ class T5Bias(Position):
     """
 
     title = "T5 bias"
-    source = "Raffel et al. 2020, section 2.1"
     biased = True
 
     def __init__(

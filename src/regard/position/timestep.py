@@ -39,7 +39,6 @@ class Timestep(Position):
     """
 
     title = "Position and time step"
-    source = "Dehghani et al. 2019, section 2.1"
     absolute = True
 
     def __init__(

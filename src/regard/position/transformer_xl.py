@@ -27,7 +27,6 @@ class TransformerXl(Position):
     """
 
     title = "Transformer-XL relative"
-    source = "Dai et al. 2019, section 3.3"
     transforms = True
     biased = True
 

@@ -12,12 +12,11 @@ from regard.core.attention import Attended, Attention
 from regard.core.bias import ScoreBias
 from regard.core.errors import UnsupportedError
 from regard.core.options import registered_name
-from regard.distributed.sequence.parts import Parts
+from regard.distributed.sequence.parts import Asked, Parts
 from regard.distributed.sequence.passing import passed, summed
 from regard.distributed.sequence.ring import ring
 from regard.distributed.sequence.tiles import MadeBias, behind_window, within_window
 from regard.head_mix import HeadMix
-from regard.layer.exchange import Exchange
 from regard.layer.positions import token_positions
 from regard.patterns import FAR, Pattern
 from regard.position import Position
@@ -78,14 +77,26 @@ def _why(attention: Attention) -> str:
     )
 
 
-class SharedAttention(Exchange):
-    """Attention of this process's part; see `regard.distributed.sequence_parallel`."""
+class SharedAttention:
+    """Attention of this process's part; see `regard.distributed.sequence_parallel`.
+
+    A layer whose `exchange` it is projects its own tokens, and leaves positions and averages to it.
+    """
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
 
-    @property
-    def start(self) -> int:
+    def begun(self, **given: object) -> int:
+        """The slots of the sequence before this part, for a call that the parts of a sequence can share.
+
+        Raises:
+            UnsupportedError: an argument that belongs to one process.
+        """
+        named = [name for name, x in given.items() if x is not None]
+        if named:
+            raise UnsupportedError(
+                f"processes that share a sequence take no {' and no '.join(named)}; leave sequence_parallel for this"
+            )
         return self.parts.start
 
     def attended(
@@ -100,6 +111,13 @@ class SharedAttention(Exchange):
         positions: Tensor | None,
         inputs: Mapping[str, Tensor],
     ) -> Attended:
+        """The averages of this part's queries over the keys of all parts.
+
+        Args:
+            attention: the mechanism. scheme: the layer's positions, not yet applied to queries and keys.
+            q, k, v, key_mask, inputs: of this part, as `Attention.forward` takes them.
+            positions: of its tokens, as `AttentionLayer.forward`.
+        """
         parts, length = self.parts, q.shape[2]
         if length != parts.length:
             raise UnsupportedError(
@@ -142,33 +160,26 @@ def attended(
     Raises:
         UnsupportedError: as `way_of`.
     """
-    inputs, way = inputs or {}, way_of(attention)
-    if way == "mix":
-        assert isinstance(attention, HeadMix)
-        return _mixed(parts, attention, q, k, v, key_mask, inputs, bias)
-    if way == "ring":
-        whole = bias(attention.bias_distances(parts.total, parts.total), (0, 0))
-        return ring(parts, attention, q, k, v, key_mask=key_mask, inputs=inputs, bias=whole)
-    if way == "window":
-        return behind_window(parts, attention, q, k, v, key_mask=key_mask, inputs=inputs, bias=bias)
-    if way == "around":
-        return within_window(parts, attention, q, k, v, key_mask=key_mask, bias=bias)
-    if way == "sums":
-        return summed(parts, attention, q, k, v, key_mask=key_mask)
-    return passed(parts, attention, q, k, v, key_mask=key_mask, inputs=inputs, bias=bias)
+    asked = Asked(q, k, v, key_mask, inputs or {})
+    match way_of(attention):
+        case "mix":
+            assert isinstance(attention, HeadMix)
+            return _mixed(parts, attention, asked, bias)
+        case "ring":
+            return ring(parts, attention, asked, bias(attention.bias_distances(parts.total, parts.total), (0, 0)))
+        case "window":
+            return behind_window(parts, attention, asked, bias)
+        case "around":
+            return within_window(parts, attention, asked, bias)
+        case "sums":
+            return summed(parts, attention, asked)
+        case "passed":
+            return passed(parts, attention, asked, bias)
 
 
-def _mixed(
-    parts: Parts,
-    mix: HeadMix,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    inputs: Mapping[str, Tensor],
-    bias: MadeBias,
-) -> Attended:
+def _mixed(parts: Parts, mix: HeadMix, asked: Asked, bias: MadeBias) -> Attended:
     """Each part of a mix with its own heads."""
+    q, k, v, key_mask, inputs = asked
     values: list[Tensor] = []
     losses: dict[str, Tensor] = {}
     for (name, each, query_heads, key_heads), names in zip(mix.shares(), mix.loss_names, strict=True):

@@ -1,6 +1,6 @@
 """The parts of a sequence, a contiguous one for each process, and the tensors that processes send each other."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -11,6 +11,17 @@ from torch import Tensor
 from regard.core.dump import SLOT_AXIS
 from regard.core.errors import InputError, ShapeError
 from regard.distributed.group import Group
+
+
+class Asked(NamedTuple):
+    """What a call gives its mechanism of this process's part, as `Attention.forward` takes it."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    key_mask: Tensor | None
+    inputs: Mapping[str, Tensor]
+
 
 Given = tuple[int, Tensor]
 """a process, by its place among those that share a sequence, and what it is sent or what it sends"""

@@ -1,6 +1,6 @@
 """States that go from part to part: added up where they are sums, otherwise one after the other."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,19 +9,20 @@ from torch import Tensor
 
 from regard.core.attention import Attended, Attention
 from regard.core.state import State, Summary
-from regard.distributed.sequence.parts import Parts
+from regard.distributed.sequence.parts import Asked, Parts
 from regard.distributed.sequence.tiles import MadeBias
 
 Fact = tuple[tuple[int, ...], torch.dtype]
 """what a tensor is that is sent"""
 
 
-def summed(parts: Parts, attention: Attention, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None) -> Attended:
+def summed(parts: Parts, attention: Attention, asked: Asked) -> Attended:
     """The averages of this part's queries on top of the states of the other parts, which all processes make at once.
 
     Causal: of the parts before. A process sends its state to each that needs it, and gets the gradients back.
     """
-    assert not attention.info.inputs
+    q, k, v, key_mask, inputs = asked
+    assert not inputs
     begun = attention.initial_state(len(k), device=k.device, dtype=k.dtype)
     assert isinstance(begun, Summary)
     alone = attention(q[:, :, :0], k, v, key_mask=key_mask, state=replace(begun, length=parts.start)).state
@@ -89,22 +90,13 @@ class _Others(torch.autograd.Function):
         return None, *[next(totals) if x.is_floating_point() else None for x in ctx.like]
 
 
-def passed(
-    parts: Parts,
-    attention: Attention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    key_mask: Tensor | None,
-    inputs: Mapping[str, Tensor],
-    bias: MadeBias,
-) -> Attended:
+def passed(parts: Parts, attention: Attention, asked: Asked, bias: MadeBias) -> Attended:
     """The averages of this part's queries on the state that the process before left, which goes on to the next one.
 
     A process waits for the one before, and goes on with the next layer while the one behind it works: with many layers
     they are seldom idle. Gradients of the state go the same way back.
     """
+    q, k, v, key_mask, inputs = asked
     begun = attention.initial_state(len(k), device=k.device, dtype=k.dtype)
     state = received(parts, begun, (q, k, v, *inputs.values(), *attention.parameters())) if parts.rank else begun
     made = bias(attention.bias_distances(parts.length, parts.length, state), (0, 0))

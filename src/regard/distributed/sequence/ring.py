@@ -1,6 +1,6 @@
 """A softmax over keys that travel from process to process, of which each merges what it has seen."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.core.attention import Attended, Attention, accumulation_dtype, merge
 from regard.core.bias import ScoreBias
 from regard.distributed.sequence.balance import Blocks, balanced, contiguous, moved
-from regard.distributed.sequence.parts import Given, Parts
+from regard.distributed.sequence.parts import Asked, Given, Parts
 from regard.patterns import Pattern, Span
 
 BIAS = ("curve", "query", "relative")
@@ -20,17 +20,7 @@ Keys = tuple[Tensor, Tensor, Tensor | None]
 """keys, values and their mask"""
 
 
-def ring(
-    parts: Parts,
-    attention: Attention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    key_mask: Tensor | None,
-    inputs: Mapping[str, Tensor],
-    bias: ScoreBias | None,
-) -> Attended:
+def ring(parts: Parts, attention: Attention, asked: Asked, bias: ScoreBias | None) -> Attended:
     """The averages of this part's queries over the keys of all parts: o = sum_r exp(z_r - Z) o_r, Z = logsumexp_r z_r.
 
     Every process attends to the keys that it holds, sends them on to the next one and goes on with those of the one
@@ -40,10 +30,11 @@ def ring(
     inputs that belong to keys (a number for each, such as a log gate) of the whole sequence.
 
     Args:
-        bias: for the distances of the whole sequence. The others: as `Attention.forward`, of this part.
+        bias: for the distances of the whole sequence.
 
     Source: Liu et al. 2023, Ring Attention with Blockwise Transformers, arXiv:2310.01889, section 3.
     """
+    q, k, v, key_mask, inputs = asked
     of_keys, rest = {}, dict(inputs)
     for name, each in attention.info.inputs.items():
         if each.slots == "keys":

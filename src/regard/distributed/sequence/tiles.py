@@ -1,6 +1,6 @@
 """Patterns: of the keys of other parts, only those that a pair of the pattern may reach are sent."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.core.attention import Attended, Attention
 from regard.core.bias import ScoreBias
 from regard.core.state import Slots, Tape
-from regard.distributed.sequence.parts import Parts, carried
+from regard.distributed.sequence.parts import Asked, Parts, carried
 from regard.patterns import Pattern, Span
 
 MadeBias = Callable[[tuple[int, int], tuple[int, int]], ScoreBias | None]
@@ -40,18 +40,9 @@ def around(attention: Attention, start: int, stop: int, total: int) -> Tensor:
     return slots[(slots < start) | (slots >= stop)]
 
 
-def behind_window(
-    parts: Parts,
-    attention: Attention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    key_mask: Tensor | None,
-    inputs: Mapping[str, Tensor],
-    bias: MadeBias,
-) -> Attended:
+def behind_window(parts: Parts, attention: Attention, asked: Asked, bias: MadeBias) -> Attended:
     """Causal: the averages on a state that holds the earlier keys that the pattern lets this part's queries see."""
+    q, k, v, key_mask, inputs = asked
     wanted = [earlier(attention, *parts.bounds[at : at + 2]) for at in range(parts.count)]
     masks = [] if key_mask is None else [key_mask]
     if key_mask is not None:  # as every state has it: what hidden keys hold, NaN too, is nobody's business
@@ -68,30 +59,21 @@ def behind_window(
     return got._replace(state=None)
 
 
-def within_window(
-    parts: Parts,
-    attention: Attention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    key_mask: Tensor | None,
-    bias: MadeBias,
-) -> Attended:
+def within_window(parts: Parts, attention: Attention, asked: Asked, bias: MadeBias) -> Attended:
     """Not causal, by distance alone: the averages of a call on this part and what lies around it within the distances.
 
     Queries that stand around it are 0, and what they see is left out.
     """
     wanted = [around(attention, parts.bounds[at], parts.bounds[at + 1], parts.total) for at in range(parts.count)]
-    masks = [] if key_mask is None else [key_mask]
-    own, slots = [k, v, *masks], wanted[parts.rank]
+    masks = [] if asked.key_mask is None else [asked.key_mask]
+    own, slots = [asked.k, asked.v, *masks], wanted[parts.rank]
     before = int((slots < parts.start).sum())
     behind = len(slots) - before
     found = carried(parts, parts.plan(wanted), own)
     k, v, *real = (_between(x, mine, before) for x, mine in zip(found, own, strict=True))
     keys = k.shape[2]
     made = bias(attention.bias_distances(keys, keys), (before, behind))
-    q = F.pad(q, (0, 0, before, behind))
+    q = F.pad(asked.q, (0, 0, before, behind))
     got = attention(q, k, v, key_mask=real[0] if real else None, bias=made)
     return got._replace(values=got.values[:, :, before : keys - behind])
 

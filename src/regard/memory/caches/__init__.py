@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from regard import specs
 
@@ -17,18 +17,8 @@ PACKAGE = "regard.memory.caches"
 __all__ = ["PACKAGE", "Cache", "Eviction", "build_cache", "cache_class", "compressing", "names"]
 
 
-def names() -> list[str]:
-    """Registered cache policies."""
-    return sorted(specs.files(PACKAGE))
-
-
-def cache_class(name: str) -> "type[Cache]":
-    """The class of a policy.
-
-    Raises:
-        ConfigError: an unknown name.
-    """
-    return cast("type[Cache]", specs.load("cache", name, specs.files(PACKAGE)))
+_CACHES: "specs.Registry[Cache]" = specs.Registry("cache", PACKAGE)
+names, cache_class = _CACHES.names, _CACHES.find
 
 
 def build_cache(spec: str, attention: "Attention") -> "Cache":
@@ -38,9 +28,7 @@ def build_cache(spec: str, attention: "Attention") -> "Cache":
         ConfigError: an unknown name or option.
         UnsupportedError: the mechanism keeps no list of slots that the policy could drop from.
     """
-    parsed = specs.parse(spec)
-    options: dict[str, Any] = dict(parsed.options)
-    cache = cache_class(parsed.name)(attention.heads, **options)
+    cache = _CACHES.build(spec, attention.heads)
     cache.check(attention)
     return cache
 

@@ -20,7 +20,7 @@ from regard.core.options import Configured, option, weight
 from regard.core.randomness import drawn_on_cpu
 from regard.core.state import Slots
 from regard.memory.caches._rows import Seen, together
-from regard.memory.caches._slots import only_slots, pick, rows_of
+from regard.memory.caches._slots import Rows, only_slots, pick
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Cache(Configured, ABC):
         past = own if state is None else state
         self._check_state(past, own)
         assert isinstance(past, States)
-        answer = self.rows(attention, q, k, v, key_mask, bias, past, counted)
+        answer = self.rows(attention, Rows(q, k, v, key_mask, bias), past, counted)
         if answer.state is not None:
             answer.state.set_tag(self.spec_tag)
         return answer._replace(state=None if state is None else answer.state)
@@ -187,17 +187,7 @@ class Cache(Configured, ABC):
             raise ShapeError(f"cache {name} goes on from a state of its own, got {got}; begin anew")
 
     @abstractmethod
-    def rows(
-        self,
-        attention: Attention,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_mask: Tensor | None,
-        bias: ScoreBias | None,
-        state: States,
-        counted: Tensor | None,
-    ) -> Attended:
+    def rows(self, attention: Attention, rows: Rows, state: States, counted: Tensor | None) -> Attended:
         """The values of every row of a call, and the state behind the last one."""
 
 
@@ -250,25 +240,15 @@ class Eviction(Cache):
         kept = pick(state.kept, picked)
         return CacheState({"slots": pick(state.slots, picked, kept.view()["slot"][:, 0] >= 0), "kept": kept})
 
-    def rows(
-        self,
-        attention: Attention,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_mask: Tensor | None,
-        bias: ScoreBias | None,
-        state: States,
-        counted: Tensor | None,
-    ) -> Attended:
+    def rows(self, attention: Attention, rows: Rows, state: States, counted: Tensor | None) -> Attended:
         assert isinstance(state, CacheState)
-        parts, first, keys = list[Tensor](), 0, k.shape[2]
+        parts, first, keys = list[Tensor](), 0, rows.k.shape[2]
         past = state.length
         while first < keys or not parts:
             stop = min(keys, first + max(self.budget + 1 - state.kept.kept, 1))  # no eviction before the last of them
-            part = rows_of(q, k, v, key_mask, bias, first, stop, past)
+            part = rows.cut(first, stop, past)
             asked = None if counted is None else counted[:, first:stop]
-            seen, state = self.append(attention, *part, state, weigh=self.weighs, counted=asked)
+            seen, state = self.append(attention, part, state, weigh=self.weighs, counted=asked)
             state, first = self.evict(state), stop
             parts.append(seen.values)
         return Attended(parts[0] if len(parts) == 1 else torch.cat(parts, 2), state)
@@ -276,22 +256,18 @@ class Eviction(Cache):
     def append(
         self,
         attention: Attention,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_mask: Tensor | None,
-        bias: ScoreBias | None,
+        rows: Rows,
         state: CacheState,
         *,
         weigh: bool,
         counted: Tensor | None = None,
     ) -> tuple[Seen, CacheState]:
         """What rows saw between which nothing is dropped, weighed if asked, and the state with them."""
-        first, keys = state.length, k.shape[2]
-        asked = {"weigh": weigh, "counted": counted}
-        seen = together(attention, q, k, v, key_mask, bias, state.slots, state.kept.view()["slot"], **asked)
-        at = torch.arange(first, first + keys, dtype=torch.int32, device=k.device).expand(*k.shape[:2], keys)
-        new = {"slot": at if key_mask is None else at.masked_fill(~key_mask[:, None], -1)}
+        k, first = rows.k, state.length
+        slot = state.kept.view()["slot"]
+        seen = together(attention, rows, state.slots, slot, weigh=weigh, counted=counted)
+        at = torch.arange(first, first + k.shape[2], dtype=torch.int32, device=k.device).expand(k.shape[:3])
+        new = {"slot": at if rows.key_mask is None else at.masked_fill(~rows.key_mask[:, None], -1)}
         if self.weighs:
             new["weight"] = torch.zeros(at.shape, dtype=torch.float32, device=k.device)
         kept = state.kept.append(**new)

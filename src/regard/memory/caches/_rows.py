@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.core.attention import Attention
 from regard.core.bias import ScoreBias
 from regard.core.state import Slots, Tape
+from regard.memory.caches._slots import Rows
 
 
 class Seen(NamedTuple):
@@ -23,11 +24,7 @@ class Seen(NamedTuple):
 
 def together(
     attention: Attention,
-    q: Float[Tensor, "batch heads queries query_dim"],
-    k: Float[Tensor, "batch kv_heads keys key_dim"],
-    v: Float[Tensor, "batch kv_heads keys value"],
-    key_mask: Tensor | None,
-    bias: ScoreBias | None,
+    rows: Rows,
     slots: Slots,
     slot: Int[Tensor, "batch kv_heads slots"],
     *,
@@ -46,41 +43,25 @@ def together(
     """
     asked = {"weigh": weigh, "counted": counted}
     if slots.kept == slots.length:
-        return _on(attention, q, k, v, key_mask, bias, slots, **asked)
+        return _on(attention, rows, slots, **asked)
     if attention.info.sees_content_only:
-        if bias is not None:
-            bias = at_slots(bias, slot, attention.heads.count, q.shape[2], k.shape[2], slots.length)
-        seen = _on(attention, q, k, v, key_mask, bias, replace(slots, length=slots.kept), **asked)
-        return seen._replace(slots=replace(seen.slots, length=slots.length + k.shape[2]))
-    return _put_back(attention, q, k, v, key_mask, bias, slots, slot, **asked)
+        queries, keys = rows.q.shape[2], rows.k.shape[2]
+        if rows.bias is not None:
+            bias = at_slots(rows.bias, slot, attention.heads.count, queries, keys, slots.length)
+            rows = rows._replace(bias=bias)
+        seen = _on(attention, rows, replace(slots, length=slots.kept), **asked)
+        return seen._replace(slots=replace(seen.slots, length=slots.length + keys))
+    return _put_back(attention, rows, slots, slot, **asked)
 
 
-def _on(
-    attention: Attention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    bias: ScoreBias | None,
-    past: Slots,
-    *,
-    weigh: bool,
-    counted: Tensor | None,
-) -> Seen:
-    answer = attention(q, k, v, key_mask=key_mask, bias=bias, state=past)
-    weights = weights_of(attention, q, k, v, key_mask, bias, past, counted) if weigh and q.shape[2] else None
+def _on(attention: Attention, rows: Rows, past: Slots, *, weigh: bool, counted: Tensor | None) -> Seen:
+    answer = rows.through(attention, past)
+    weights = weights_of(attention, rows, past, counted) if weigh and rows.q.shape[2] else None
     return Seen(answer.values, cast(Slots, answer.state), weights)
 
 
 def weights_of(
-    attention: Attention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    bias: ScoreBias | None,
-    past: Slots,
-    counted: Tensor | None,
+    attention: Attention, rows: Rows, past: Slots, counted: Tensor | None
 ) -> Float[Tensor, "batch kv_heads slots"]:
     """What the real queries that count gave each slot, summed over them and over the heads of a group.
 
@@ -89,9 +70,10 @@ def weights_of(
     """
     with torch.inference_mode(False), torch.enable_grad():
         data = {name: _own(x) for name, x in past.view().items()}
-        old, new = data["v"].requires_grad_(), _own(v).requires_grad_()
+        old, new = data["v"].requires_grad_(), _own(rows.v).requires_grad_()
         before = Slots(Tape(data, past.kept, past.kept), 0, past.kept, past.length, {}, past.spec_tag)
-        q, mask = _own(q), None if key_mask is None else _own(key_mask)
+        q, k, bias = _own(rows.q), _own(rows.k), rows.bias
+        mask = None if rows.key_mask is None else _own(rows.key_mask)
         lead = k.shape[2] - q.shape[2]
         asked = None if mask is None else mask[:, None, lead:]
         if asked is not None:
@@ -101,7 +83,7 @@ def weights_of(
         if bias is not None:
             parts = {name: getattr(bias, name) for name in ("curve", "query", "relative", "table")}
             bias = replace(bias, **{name: _own(x) for name, x in parts.items() if x is not None})
-        given = attention(q, _own(k), new, key_mask=mask, bias=bias, state=before).values[..., 0]
+        given = Rows(q, k, new, mask, bias).through(attention, before).values[..., 0]
         total = given.sum() if asked is None else torch.where(asked, given, 0.0).sum()
         grads = torch.autograd.grad(total, [old, new])
     return torch.cat([x[..., 0] for x in grads], 2).float()
@@ -141,20 +123,10 @@ def at_slots(
 
 
 def _put_back(
-    attention: Attention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    bias: ScoreBias | None,
-    slots: Slots,
-    slot: Tensor,
-    *,
-    weigh: bool,
-    counted: Tensor | None,
+    attention: Attention, rows: Rows, slots: Slots, slot: Tensor, *, weigh: bool, counted: Tensor | None
 ) -> Seen:
     batch, kv, _ = slot.shape
-    length, group, queries = slots.length, attention.heads.group, q.shape[2]
+    length, group, queries = slots.length, attention.heads.group, rows.q.shape[2]
     at = slot.long().masked_fill(slot < 0, length)  # padding goes behind the end, which is cut off
     real = torch.zeros(batch, kv, length + 1, dtype=torch.bool, device=slot.device).scatter(2, at, True)[..., :length]
     data = {"key_mask": real.flatten(0, 1)}
@@ -164,13 +136,14 @@ def _put_back(
             whole = room.scatter(2, at[..., None].expand_as(x), x)[:, :, :length]
             data[name] = whole.repeat_interleave(kv, 0)
     past = Slots(Tape(data, length, length), 0, length, length, {}, attention.spec_tag)
-    q, new_k, new_v = (x.repeat_interleave(kv, 0) for x in (q, k, v))
+    bias, key_mask = rows.bias, rows.key_mask
+    q, k, v = (x.repeat_interleave(kv, 0) for x in rows[:3])
     mask = None if key_mask is None else key_mask.repeat_interleave(kv, 0)
     if bias is not None:
         query, table = (x if x is None or len(x) == 1 else x.repeat_interleave(kv, 0) for x in (bias.query, bias.table))
         bias = replace(bias, query=query, table=table)
     counted = None if counted is None else counted.repeat_interleave(kv, 0)
-    seen = _on(attention, q, new_k, new_v, mask, bias, past, weigh=weigh, counted=counted)
+    seen = _on(attention, Rows(q, k, v, mask, bias), past, weigh=weigh, counted=counted)
     width = seen.values.shape[3]  # -1 would be undecided without queries, or without rows
     of_group = seen.values.view(batch, kv, kv, group, queries, width).diagonal(dim1=1, dim2=2).movedim(-1, 1)
     new = {name: x[::kv, :, length:] for name, x in seen.slots.view().items() if name != "key_mask"}

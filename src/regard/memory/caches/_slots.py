@@ -1,13 +1,15 @@
 """Lists of slots: which mechanisms keep one, the rows of a call, and picks of every head for itself."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.core.attention import Attention
 from regard.core.bias import ScoreBias
+from regard.core.call import Attended
 from regard.core.composite import States
 from regard.core.errors import UnsupportedError
 from regard.core.state import Slots, Tape
@@ -75,28 +77,29 @@ def pick(state: Slots, index: Int[Tensor, "batch heads kept"], real: Bool[Tensor
     return Slots(Tape(data, count, count + 1), 0, count, state.length, {}, state.spec_tag)
 
 
-def rows_of(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    bias: ScoreBias | None,
-    first: int,
-    stop: int,
-    past: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, ScoreBias | None]:
-    """The arguments of the keys [first, stop) of a call, and of the queries at their slots.
+class Rows(NamedTuple):
+    """What a call gives a mechanism besides the state: as `Attention.forward` takes it."""
 
-    Args:
-        past: slots before the call.
-    """
-    keys = k.shape[2]
-    if stop - first == keys:
-        return q, k, v, key_mask, bias
-    lead = keys - q.shape[2]
-    queries, new = slice(max(first - lead, 0), max(stop - lead, 0)), slice(first, stop)
-    if bias is not None:
-        query = None if bias.query is None else bias.query[:, :, queries]
-        table = None if bias.table is None else bias.table[:, :, queries, : past + stop]
-        bias = replace(bias, query=query, table=table)
-    return q[:, :, queries], k[:, :, new], v[:, :, new], None if key_mask is None else key_mask[:, new], bias
+    q: Float[Tensor, "batch heads queries query_dim"]
+    k: Float[Tensor, "batch kv_heads keys key_dim"]
+    v: Float[Tensor, "batch kv_heads keys value"]
+    key_mask: Bool[Tensor, "batch keys"] | None = None
+    bias: ScoreBias | None = None
+
+    def through(self, attention: Attention, state: Slots) -> Attended:
+        """The mechanism's answer behind these slots."""
+        return attention(self.q, self.k, self.v, key_mask=self.key_mask, bias=self.bias, state=state)
+
+    def cut(self, first: int, stop: int, past: int) -> "Rows":
+        """The keys [first, stop) of the call, and the queries at their slots; `past` slots were before the call."""
+        q, k, v, key_mask, bias = self
+        keys = k.shape[2]
+        if stop - first == keys:
+            return self
+        lead = keys - q.shape[2]
+        queries, new = slice(max(first - lead, 0), max(stop - lead, 0)), slice(first, stop)
+        if bias is not None:
+            query = None if bias.query is None else bias.query[:, :, queries]
+            table = None if bias.table is None else bias.table[:, :, queries, : past + stop]
+            bias = replace(bias, query=query, table=table)
+        return Rows(q[:, :, queries], k[:, :, new], v[:, :, new], None if key_mask is None else key_mask[:, new], bias)

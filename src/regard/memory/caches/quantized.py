@@ -9,14 +9,13 @@ from annotated_types import Ge
 from torch import Tensor
 
 from regard.core.attention import Attention
-from regard.core.bias import ScoreBias
 from regard.core.call import Attended
 from regard.core.composite import States
 from regard.core.errors import ConfigError, UnsupportedError
 from regard.core.state import Slots, Tape
 from regard.memory.caches._base import Cache
 from regard.memory.caches._codes import coded, decoded, packed, unpacked
-from regard.memory.caches._slots import only_slots, rows_of
+from regard.memory.caches._slots import Rows, only_slots
 
 
 @dataclass(frozen=True)
@@ -134,19 +133,9 @@ class Quantized(Cache):
         v = decoded(grouped, old["low"][..., None], old["step"][..., None], exact_v.dtype)
         return k, torch.cat([v.flatten(3), exact_v], 2)
 
-    def rows(
-        self,
-        attention: Attention,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_mask: Tensor | None,
-        bias: ScoreBias | None,
-        state: States,
-        counted: Tensor | None,
-    ) -> Attended:
+    def rows(self, attention: Attention, rows: Rows, state: States, counted: Tensor | None) -> Attended:
         assert isinstance(state, CodedState)
-        past, keys = state.length, k.shape[2]
+        past, keys = state.length, rows.k.shape[2]
         work: dict[str, Tensor] = {}
         for name, x in zip("kv", self.read(state), strict=True):
             work[name] = x.new_empty(*x.shape[:2], past + keys, x.shape[3])
@@ -156,8 +145,7 @@ class Quantized(Cache):
             stop = min(keys, max(self.recent - past, first + 1))  # nothing is rounded before
             at, to = past + first, past + stop
             before = Slots(Tape(work, at, past + keys), 0, at, at, {}, attention.spec_tag)
-            row = rows_of(q, k, v, None, bias, first, stop, past)
-            answer = attention(*row[:3], bias=row[4], state=before)
+            answer = rows.cut(first, stop, past)._replace(key_mask=None).through(attention, before)
             new = {name: x[:, :, at:] for name, x in cast(Slots, answer.state).view().items()}
             for name, x in new.items():
                 work[name][:, :, at:to] = x

@@ -8,13 +8,12 @@ from annotated_types import Ge
 from torch import Tensor
 
 from regard.core.attention import Attention
-from regard.core.bias import ScoreBias
 from regard.core.call import Attended
 from regard.core.composite import States
 from regard.core.errors import ConfigError
 from regard.core.options import weight
 from regard.memory.caches._base import CacheState, Eviction, newest, weighable
-from regard.memory.caches._slots import rows_of
+from regard.memory.caches._slots import Rows
 
 
 @final
@@ -68,33 +67,21 @@ class Snapkv(Eviction):
         pooled = F.avg_pool1d(given, self.pool, stride=1, padding=self.pool // 2)
         return pooled.masked_fill(own, float("inf"))
 
-    def rows(
-        self,
-        attention: Attention,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_mask: Tensor | None,
-        bias: ScoreBias | None,
-        state: States,
-        counted: Tensor | None,
-    ) -> Attended:
+    def rows(self, attention: Attention, rows: Rows, state: States, counted: Tensor | None) -> Attended:
         assert isinstance(state, CacheState)
-        past, keys = state.length, k.shape[2]
+        past, keys = state.length, rows.k.shape[2]
         if not self.due or state.kept.kept + keys <= self.budget:
-            seen, state = self.append(attention, q, k, v, key_mask, bias, state, weigh=False)
+            seen, state = self.append(attention, rows, state, weigh=False)
             return Attended(seen.values, state)
-        split, parts = keys - min(self.choosing, q.shape[2]), list[Tensor]()
+        split, parts = keys - min(self.choosing, rows.q.shape[2]), list[Tensor]()
         if split:
-            part = rows_of(q, k, v, key_mask, bias, 0, split, past)
-            seen, state = self.append(attention, *part, state, weigh=False)
+            seen, state = self.append(attention, rows.cut(0, split, past), state, weigh=False)
             parts.append(seen.values)
-        part = rows_of(q, k, v, key_mask, bias, split, keys, past)
         asked = None if counted is None else counted[:, split:]
-        seen, state = self.append(attention, *part, state, weigh=True, counted=asked)
+        seen, state = self.append(attention, rows.cut(split, keys, past), state, weigh=True, counted=asked)
         weighed, weights = state.kept.with_tensors(state.kept.view()), seen.weights
         if weights is None:  # no query chooses
-            weights = torch.zeros(weighed.view()["slot"].shape, dtype=torch.float32, device=k.device)
+            weights = torch.zeros(weighed.view()["slot"].shape, dtype=torch.float32, device=rows.k.device)
         weighed.tape.data["weight"] = weights
         chosen = self.evict(CacheState({"slots": state.slots, "kept": weighed}))
         del chosen.kept.tape.data["weight"]

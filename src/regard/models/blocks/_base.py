@@ -117,10 +117,9 @@ class Block(nn.Module, ABC):
                 back for them means nothing. Keys and values are those of all.
             counted: as `AttentionLayer.forward`.
         """
-        x, again = self.placed(x, positions), self.checkpoint == "block"
-        asked = {name: tokens for name, tokens in (("only", only), ("counted", counted)) if tokens is not None}
-        call = partial(self.run, **asked) if asked else self.run
-        return recomputed(again, call, x, key_mask, positions, marks, memory, module=self, state=state)
+        given = {"key_mask": key_mask, "positions": positions, "marks": marks, "memory": memory, "counted": counted}
+        call = partial(self.run, only=only, **given)
+        return recomputed(self.checkpoint == "block", call, self.placed(x, positions), module=self, state=state)
 
     @property
     def called(self) -> bool:
@@ -141,18 +140,8 @@ class Block(nn.Module, ABC):
         return self.position.embed(x, positions)
 
     @abstractmethod
-    def run(
-        self,
-        x: Tensor,
-        key_mask: Tensor | None,
-        positions: Tensor | None,
-        marks: Tensor | None,
-        memory: MemoryState | None,
-        state: State | None,
-        only: Tensor | None = None,
-        counted: Tensor | None = None,
-    ) -> LayerOutput:
-        """The algorithm, which a backward pass may run again."""
+    def run(self, x: Tensor, *, state: State | None, only: Tensor | None, **given: Any) -> LayerOutput:
+        """The algorithm, which a backward pass may run again; `given` is what else the attention layer takes."""
 
     @abstractmethod
     def attended(self, x: Float[Tensor, "batch length dim"]) -> Float[Tensor, "batch length dim"]:
@@ -195,19 +184,8 @@ class OneStream(Block, ABC):
         """norm(x) before attention, or x."""
         return self.attention_norm(x) if self.place == "pre" else x
 
-    def run(
-        self,
-        x: Tensor,
-        key_mask: Tensor | None,
-        positions: Tensor | None,
-        marks: Tensor | None,
-        memory: MemoryState | None,
-        state: State | None,
-        only: Tensor | None = None,
-        counted: Tensor | None = None,
-    ) -> LayerOutput:
+    def run(self, x: Tensor, *, state: State | None, only: Tensor | None, **given: Any) -> LayerOutput:
         """Attention, and what follows it."""
-        given = {"key_mask": key_mask, "positions": positions, "marks": marks, "memory": memory, "counted": counted}
         inner, attend = self.attended(x), partial(self.attention, **given)
         output = recomputed(self.checkpoint == "attention", attend, inner, module=self, state=state)
         return LayerOutput(self.behind(x, inner, output.hidden, only), *output[1:])

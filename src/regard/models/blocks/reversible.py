@@ -107,10 +107,6 @@ class Reversible(Block):
         """norm(x2)."""
         return self.attention_norm(x.chunk(2, -1)[1])
 
-    def pieces(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Runs of positions, of which the second branch takes one after the other."""
-        return x.chunk(self.mlp_chunks, 1)
-
     def fed(self, x: Tensor) -> Tensor:
         """mlp(norm(x)) of some positions, dropped."""
         assert self.mlp is not None
@@ -118,22 +114,13 @@ class Reversible(Block):
 
     def second(self, x: Tensor, first: Tensor) -> Tensor:
         """The second stream after the block, from that before it and the first one after it."""
-        pieces = zip(self.pieces(x), self.pieces(first), strict=True)
+        pieces = zip(*(each.chunk(self.mlp_chunks, 1) for each in (x, first)), strict=True)
         return torch.cat([piece + self.fed(y) for piece, y in pieces], 1)
 
-    def run(
-        self,
-        x: Tensor,
-        key_mask: Tensor | None,
-        positions: Tensor | None,
-        marks: Tensor | None,
-        memory: MemoryState | None,
-        state: State | None,
-        only: Tensor | None = None,
-    ) -> LayerOutput:
+    def run(self, x: Tensor, *, state: State | None, only: Tensor | None, **given: Any) -> LayerOutput:
         """Both branches, one stream after the other."""
-        given = {"key_mask": key_mask, "positions": positions, "marks": marks, "memory": memory, "state": state}
-        output = self.attention(self.attended(x), **given)
+        del only
+        output = self.attention(self.attended(x), **given, state=state)
         first, second = x.chunk(2, -1)
         first = first + self.dropped(output.hidden)
         return output._replace(hidden=torch.cat([first, self.second(second, first)], -1))
@@ -207,12 +194,14 @@ class _Pass:
         self.left = Left(self.block, self.given)
         return first, second, list(output.losses.values())
 
-    def backward(self, streams: "Streams", slopes: "Streams", of_losses: Sequence[Tensor]) -> "Undone":
+    def backward(
+        self, streams: "Streams", slopes: "Streams", of_losses: Sequence[Tensor]
+    ) -> "tuple[Streams, Streams, list[Tensor]]":
         """The streams before the block, and the slopes of streams and weights."""
         first, before, more = streams.first, [], []
         weights = {id(weight): torch.zeros_like(weight) for weight in self.weights}
         with self.drawing(1, first):
-            parts = (self.block.pieces(x) for x in (first, streams.second, slopes.second))
+            parts = (x.chunk(self.block.mlp_chunks, 1) for x in (first, streams.second, slopes.second))
             for y, piece, slope in zip(*parts, strict=True):
                 with torch.enable_grad():
                     leaf = y.detach().requires_grad_()
@@ -225,7 +214,7 @@ class _Pass:
             branch, output = self.attend(leaf)
         ends = [branch, *output.losses.values()], [slope, *of_losses]
         slope_second = slopes.second + self._pull(*ends, leaf, weights)
-        return Undone(Streams(first - branch.detach(), second), Streams(slope, slope_second), list(weights.values()))
+        return Streams(first - branch.detach(), second), Streams(slope, slope_second), list(weights.values())
 
     def _pull(
         self, ends: Sequence[Tensor], slopes: Sequence[Tensor], leaf: Tensor, weights: dict[int, Tensor]
@@ -245,14 +234,6 @@ class Streams(NamedTuple):
 
     first: Tensor
     second: Tensor
-
-
-class Undone(NamedTuple):
-    """What `_Pass.backward` returns."""
-
-    streams: Streams
-    slopes: Streams
-    weights: list[Tensor]
 
 
 class _Stack(torch.autograd.Function):

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,6 +26,26 @@ class Threads(NamedTuple):
     memories: Sequence[MemoryState | None]
 
 
+class Tokens(NamedTuple):
+    """What is known of the tokens of a call. key_mask, positions: as `Block.forward`. marks: of each block."""
+
+    key_mask: Bool[Tensor, "batch length"] | None = None
+    positions: Int[Tensor, "*batch length"] | None = None
+    marks: Sequence[Int[Tensor, "batch length"] | None] | None = None
+
+    def given(self, block: Block, at: int) -> dict[str, Any]:
+        """The arguments of a call of a block, the one with this number; positions where it takes any."""
+        return {
+            "key_mask": self.key_mask,
+            "positions": self.positions if block.placed_at else None,
+            "marks": None if self.marks is None else self.marks[at],
+        }
+
+    def slots(self, x: Tensor, past: int) -> Tensor:
+        """Where each token is: `positions`, or the slots behind the past."""
+        return torch.arange(past, past + x.shape[1], device=x.device) if self.positions is None else self.positions
+
+
 class Looped(NamedTuple):
     """Results of the loop over the blocks.
 
@@ -41,6 +61,9 @@ class Looped(NamedTuple):
     exits: tuple[Tensor, ...] = ()
     own: Mapping[str, Tensor] = {}
     steps: Tensor | None = None
+
+
+NOTHING = Tokens()
 
 
 class Depth(Configured, ABC):
@@ -126,9 +149,7 @@ class Depth(Configured, ABC):
         x: Float[Tensor, "batch length dim"],
         threads: Threads,
         *,
-        key_mask: Bool[Tensor, "batch length"] | None = None,
-        positions: Int[Tensor, "*batch length"] | None = None,
-        marks: Sequence[Int[Tensor, "batch length"] | None] | None = None,
+        tokens: Tokens = NOTHING,
     ) -> Looped:
         """Hidden states after the blocks.
 
@@ -136,16 +157,10 @@ class Depth(Configured, ABC):
             blocks: in order.
             x: input of the first.
             threads: the past of each block.
-            key_mask, positions: as `Block.forward`.
-            marks: of each block; None: none.
+            tokens: what is known of them.
         """
 
 
 def over(active: Tensor) -> bool:
     """Whether no token goes on; a compiled call has no answer to branch on."""
     return not torch.compiler.is_compiling() and not active.any()
-
-
-def slots_of(x: Tensor, positions: Tensor | None, past: int) -> Tensor:
-    """Where each token is: `positions`, or the slots behind the past."""
-    return torch.arange(past, past + x.shape[1], device=x.device) if positions is None else positions

@@ -13,7 +13,7 @@ from regard.core.errors import ConfigError
 from regard.core.options import registered_name
 from regard.core.state import State
 from regard.models.blocks import Block
-from regard.models.depth._base import Depth
+from regard.models.depth._base import Depth, Tokens
 
 Leaves = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """says after block n, from 0, which tokens go on (batch, length), from those that did and the hidden states after and
@@ -122,9 +122,7 @@ class Leaving(Depth, ABC):
         states: Sequence[State | None],
         *,
         leaves: Leaves | None,
-        key_mask: Tensor | None,
-        positions: Tensor | None,
-        marks: Sequence[Tensor | None] | None,
+        tokens: Tokens,
     ) -> Left:
         """Every block, for the tokens that have not left.
 
@@ -134,9 +132,11 @@ class Leaving(Depth, ABC):
 
         Args:
             leaves: asked after every block but the last; None: no token leaves.
-            key_mask, positions, marks: as `Depth.forward`.
+            tokens: as `Depth.forward`.
         """
-        active = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
+        active = (
+            torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if tokens.key_mask is None else tokens.key_mask
+        )
         steps, after = torch.zeros_like(active, dtype=torch.long), list(states)
         begin = 0
         if self.notes is not None and self.notes.begin is not None:
@@ -145,12 +145,7 @@ class Leaving(Depth, ABC):
         losses: list[Mapping[str, Tensor]] = [{} for _ in blocks]
         exits: list[Tensor] = []
         for at, block in enumerate(blocks[begin:], begin):
-            given = {
-                "key_mask": key_mask,
-                "positions": positions if block.placed_at else None,
-                "marks": None if marks is None else marks[at],
-            }
-            state = after[at]
+            given, state = tokens.given(block, at), after[at]
             if not self.training and there == 0:
                 after[at] = None if state is None else block.remember(x, **given, state=state)
                 continue

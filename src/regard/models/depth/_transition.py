@@ -72,23 +72,16 @@ class Transition(nn.Module):
         """
         past = cast("States | None", state)
         tails = (None, None) if past is None else (cast(Summary, past["first"]), cast(Summary, past["second"]))
-        convolved = self._causal if causal else self._centred
-        inner, first = convolved(self.first, self.norm(x) if self.pre else x, key_mask, tails[0])
-        inner, second = convolved(self.second, F.relu(self.up(inner)), key_mask, tails[1])
+        inner, first = self._convolved(self.first, self.norm(x) if self.pre else x, key_mask, causal, tails[0])
+        inner, second = self._convolved(self.second, F.relu(self.up(inner)), key_mask, causal, tails[1])
         x = x + self.dropout(self.down(inner))
         return x if self.pre else self.norm(x), States({"first": first, "second": second})
 
     @staticmethod
-    def _causal(
-        convolution: ShortConvolution, x: Tensor, key_mask: Tensor | None, tail: Summary | None
+    def _convolved(
+        convolution: ShortConvolution, x: Tensor, key_mask: Tensor | None, causal: bool, tail: Summary | None
     ) -> tuple[Tensor, Summary]:
-        return convolution(x, key_mask, tail)
-
-    @staticmethod
-    def _centred(
-        convolution: ShortConvolution, x: Tensor, key_mask: Tensor | None, tail: Summary | None
-    ) -> tuple[Tensor, Summary]:
-        ahead = len(convolution.taps) // 2
+        ahead = 0 if causal else len(convolution.taps) // 2
         mask = None if key_mask is None else F.pad(key_mask, (0, ahead))
         y, after = convolution(F.pad(x, (0, 0, 0, ahead)), mask, tail)
         return y[:, ahead:], after

@@ -15,7 +15,7 @@ from regard.core.options import weight
 from regard.core.precision import accumulation_dtype
 from regard.core.state import State, Summary
 from regard.models.blocks import Block
-from regard.models.depth._base import Looped, Readout, Threads, slots_of
+from regard.models.depth._base import NOTHING, Looped, Readout, Threads, Tokens
 from regard.models.depth._leaving import Leaving, of_some, taken
 from regard.models.depth._lessons import Answers, Weights, balanced, best, exit_weights, log_geometric, smoothed
 
@@ -217,9 +217,7 @@ class EarlyExit(Leaving):
         x: Tensor,
         threads: Threads,
         *,
-        key_mask: Tensor | None = None,
-        positions: Tensor | None = None,
-        marks: Sequence[Tensor | None] | None = None,
+        tokens: Tokens = NOTHING,
         readout: Readout | None = None,
         targets: Tensor | None = None,
         depths: Tensor | None = None,
@@ -227,14 +225,14 @@ class EarlyExit(Leaving):
         """Blocks until every token has left.
 
         Args:
-            blocks, x, threads, key_mask, positions, marks: as `Depth.forward`.
+            blocks, x, threads, tokens: as `Depth.forward`.
             readout: for confidence='softmax', and to learn.
             targets: (batch, length), what to learn from; negative: nothing.
             depths: (batch, length), after how many blocks each token leaves; None: as its confidence says.
         """
         self._require(readout, targets, depths)
         first = threads.states[0]
-        slots = slots_of(x, positions, 0 if first is None else first.length)
+        slots = tokens.slots(x, 0 if first is None else first.length)
         limit = self.limit(slots)
         if self.training and self.exits == "mixed" and depths is None:
             depths = torch.randint(1, len(blocks) + 1, x.shape[:2], device=x.device)
@@ -244,7 +242,7 @@ class EarlyExit(Leaving):
         mean = read = None
         if self.confidence == "sequence":
             together = cast("States | None", first)
-            mean, read = self.means(x, key_mask, None if together is None else cast(Summary, together["read"]))
+            mean, read = self.means(x, tokens.key_mask, None if together is None else cast(Summary, together["read"]))
             states[0] = None if together is None else together["block"]
             depths = self.plan(mean, slots) if depths is None and not stays else depths
 
@@ -265,15 +263,13 @@ class EarlyExit(Leaving):
             x,
             states,
             leaves=None if stays else leaves,
-            key_mask=key_mask,
-            positions=positions,
-            marks=marks,
+            tokens=tokens,
         )
         states = left.states
         if read is not None and first is not None:
             states[0] = States({"block": cast(State, states[0]), "read": read})
         exits = left.exits if self.learns else []
-        own = {} if targets is None else self.taught(exits, mean, cast(Readout, readout), targets, key_mask)
+        own = {} if targets is None else self.taught(exits, mean, cast(Readout, readout), targets, tokens.key_mask)
         hidden = self.headed(left.hidden, left.steps)
         return Looped(hidden, states, list(threads.memories), left.losses, tuple(exits), own, left.steps)
 

@@ -6,7 +6,7 @@ from typing import final
 from torch import Tensor
 
 from regard.models.blocks import Block
-from regard.models.depth._base import Depth, Looped, Threads
+from regard.models.depth._base import NOTHING, Depth, Looped, Threads, Tokens
 
 
 @final
@@ -24,21 +24,13 @@ class Fixed(Depth):
         x: Tensor,
         threads: Threads,
         *,
-        key_mask: Tensor | None = None,
-        positions: Tensor | None = None,
-        marks: Sequence[Tensor | None] | None = None,
+        tokens: Tokens = NOTHING,
     ) -> Looped:
         """One block after the other."""
         calls = [
             (
                 block,
-                {
-                    "key_mask": key_mask,
-                    "positions": positions,
-                    "marks": None if marks is None else marks[at],
-                    "state": threads.states[at],
-                    "memory": threads.memories[at],
-                },
+                {**tokens.given(block, at), "state": threads.states[at], "memory": threads.memories[at]},
             )
             for at, block in enumerate(blocks)
         ]

@@ -12,7 +12,7 @@ from regard.core.options import weight
 from regard.core.precision import accumulation_dtype
 from regard.features.norms import balanced
 from regard.models.blocks import Block
-from regard.models.depth._base import Looped, Threads, slots_of
+from regard.models.depth._base import NOTHING, Looped, Threads, Tokens
 from regard.models.depth._leaving import Leaving, few, taken
 
 
@@ -79,13 +79,11 @@ class LightExit(Leaving):
         x: Tensor,
         threads: Threads,
         *,
-        key_mask: Tensor | None = None,
-        positions: Tensor | None = None,
-        marks: Sequence[Tensor | None] | None = None,
+        tokens: Tokens = NOTHING,
     ) -> Looped:
         """Blocks until every token has left; in training every token takes every block."""
         first = threads.states[0]
-        limit = self.limit(slots_of(x, positions, 0 if first is None else first.length))
+        limit = self.limit(tokens.slots(x, 0 if first is None else first.length))
 
         def leaves(at: int, active: Tensor, x: Tensor, before: Tensor) -> Tensor:
             return self.goes_on(at, active, x, lambda _: self.sureness(x, before, at=at), limit)
@@ -95,9 +93,7 @@ class LightExit(Leaving):
             x,
             threads.states,
             leaves=None if self.training or (self.threshold == 1 and self.notes is None) else leaves,
-            key_mask=key_mask,
-            positions=positions,
-            marks=marks,
+            tokens=tokens,
         )
         hidden = self.guesses(left.hidden, left.steps)
         return Looped(hidden, left.states, list(threads.memories), left.losses, steps=left.steps)

@@ -14,7 +14,7 @@ from regard.core.options import weight
 from regard.core.precision import accumulation_dtype
 from regard.core.state import State
 from regard.models.blocks import Block
-from regard.models.depth._base import Depth, Looped, Threads, over, slots_of
+from regard.models.depth._base import NOTHING, Depth, Looped, Threads, Tokens, over
 from regard.models.depth._transition import Transition
 from regard.position._base import sinusoidal_code
 
@@ -123,18 +123,16 @@ class Universal(Depth):
         x: Tensor,
         threads: Threads,
         *,
-        key_mask: Tensor | None = None,
-        positions: Tensor | None = None,
-        marks: Sequence[Tensor | None] | None = None,
+        tokens: Tokens = NOTHING,
     ) -> Looped:
         """Steps until every token has halted."""
-        run = _Run(blocks, self.transitions, threads, key_mask, positions, marks)
-        slots = slots_of(x, positions, run.past)
+        run = _Run(blocks, self.transitions, threads, tokens)
+        slots = tokens.slots(x, run.past)
         if not self.halting:
             for step in range(self.steps):
                 x = run.step(step, x + self._code(x, slots, step))
             return Looped(x, run.states(), list(threads.memories), run.losses)
-        halting = Halting.before(x, key_mask)
+        halting = Halting.before(x, tokens.key_mask)
         for step in range(self.steps):
             entering = halting.hidden + self._code(x, slots, step)
             if over(halting.active):
@@ -145,7 +143,7 @@ class Universal(Depth):
         states, memories = run.states(), list(threads.memories)
         own: dict[str, Tensor] = {}
         if self.training:
-            real = torch.ones_like(halting.active) if key_mask is None else key_mask
+            real = torch.ones_like(halting.active) if tokens.key_mask is None else tokens.key_mask
             own["ponder"] = (halting.count + halting.rest).sum() / real.sum().clamp(min=1)  # of padding both are 0
         return Looped(halting.mean.to(x.dtype), states, memories, run.losses, own=own, steps=halting.count)
 
@@ -209,17 +207,8 @@ class _Run:
         losses: of each block, added up over the steps.
     """
 
-    def __init__(
-        self,
-        blocks: Sequence[Block],
-        transitions: nn.ModuleList,
-        threads: Threads,
-        key_mask: Tensor | None,
-        positions: Tensor | None,
-        marks: Sequence[Tensor | None] | None,
-    ) -> None:
-        self.transitions = transitions
-        self.blocks, self.key_mask, self.positions, self.marks = blocks, key_mask, positions, marks
+    def __init__(self, blocks: Sequence[Block], transitions: nn.ModuleList, threads: Threads, tokens: Tokens) -> None:
+        self.blocks, self.transitions, self.tokens = blocks, transitions, tokens
         self.old = [state if isinstance(state, States) else None for state in threads.states]
         self.new: list[dict[str, State]] = [{} for _ in blocks]
         self.convolved: list[dict[str, State]] = [{} for _ in blocks]
@@ -249,7 +238,7 @@ class _Run:
         transition, old = cast(Transition, self.transitions[at]), self.old[at]
         x, self.convolved[at][str(step)] = transition(
             x,
-            key_mask=self.key_mask,
+            key_mask=self.tokens.key_mask,
             causal=self.blocks[at].attention.attention.heads.causal,
             state=None if old is None else cast(States, old["transitions"])[str(step)],
         )
@@ -272,10 +261,5 @@ class _Run:
         return [None if old is None else States(new) for old, new in zip(self.old, self.new, strict=True)]
 
     def _given(self, at: int, step: int) -> dict[str, Any]:
-        old, block = self.old[at], self.blocks[at]
-        return {
-            "key_mask": self.key_mask,
-            "positions": self.positions if block.placed_at else None,
-            "marks": None if self.marks is None else self.marks[at],
-            "state": None if old is None else old[str(step)],
-        }
+        old = self.old[at]
+        return {**self.tokens.given(self.blocks[at], at), "state": None if old is None else old[str(step)]}

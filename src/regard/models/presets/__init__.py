@@ -1,4 +1,4 @@
-"""Published model shapes by name: rows and functions in a few files by kind. Imports no torch."""
+"""Published model shapes by name: functions in a few files by kind. Imports no torch."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,10 +1,11 @@
-"""The form of a preset: a row where nothing is derived, a function of its options where something is."""
+"""The form of a preset: a function of its sizes and options."""
 
 import inspect
 import re
 import typing
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 from regard.core.errors import ConfigError, nearest
@@ -21,32 +22,21 @@ class Preset:
     """A published model. Called with keyword arguments it is a configuration of its `kind`.
 
     Args:
-        name: as it is registered.
         base: the kind of configuration; or another preset, whose sizes and other fields hold where this one has none.
         sizes: fields that are arguments, with the published values; all have `seed`.
-        fixed: further fields, which make the model what it is.
-        text: a title, what differs from the base, sections `Args` (own options, and sizes that mean more than in the
-            configuration) and `Raises` where there are any, and the source.
-        derive: further fields, from sizes (its parameters without a default) and options (those with one).
+        derive: further fields, which make the model what it is, from sizes (its parameters without a default) and
+            options (those with one). Its docstring is a title, what differs from the base, sections `Args` (own
+            options, and sizes that mean more than in the configuration) and `Raises` where there are any, the source.
     """
 
-    def __init__(
-        self,
-        name: str,
-        base: "type[Any] | Preset",
-        *,
-        sizes: Fields,
-        text: str,
-        fixed: Fields | None = None,
-        derive: Callable[..., Fields] | None = None,
-    ) -> None:
+    def __init__(self, base: "type[Any] | Preset", sizes: Fields, derive: Callable[..., Fields]) -> None:
         self.base = base if isinstance(base, Preset) else None
         self.kind: type[Any] = base.kind if isinstance(base, Preset) else base
         self.sizes = {**(self.base.sizes if self.base else {"seed": 0}), **sizes}
-        self.fixed, self.derive = fixed or {}, derive
-        self._read = inspect.signature(derive).parameters if derive else {}
+        self.derive = derive
+        self._read = inspect.signature(derive).parameters
         self.options = {name: p.default for name, p in self._read.items() if p.default is not p.empty}
-        self.__name__, self.__doc__ = name, self._documented(inspect.cleandoc(text))
+        self.__name__, self.__doc__ = derive.__name__, self._documented(inspect.getdoc(derive) or "")
 
     def __call__(self, **overrides: object) -> Any:
         arguments = self.__signature__.parameters
@@ -61,7 +51,7 @@ class Preset:
     @property
     def __signature__(self) -> inspect.Signature:
         """Sizes and own options, all keyword-only, with their types and defaults."""
-        types = {**hints(self.kind), **(typing.get_type_hints(self.derive) if self.derive else {})}
+        types = {**hints(self.kind), **typing.get_type_hints(self.derive)}
         last = {name: self.sizes[name] for name in _LAST if name in self.sizes}
         first = {name: value for name, value in self.sizes.items() if name not in last}
         return inspect.Signature(
@@ -76,8 +66,7 @@ class Preset:
         found = {name: values[name] for name in self.sizes}
         if self.base is not None:
             found |= self.base._fields(self.base.options | {name: values[name] for name in self.base.sizes})
-        found |= self.fixed
-        return found if self.derive is None else found | self.derive(**{name: values[name] for name in self._read})
+        return found | self.derive(**{name: values[name] for name in self._read})
 
     def _documented(self, text: str) -> str:
         """The text, whose arguments begin with the sizes that it does not explain itself."""
@@ -92,8 +81,4 @@ class Preset:
 
 def preset(base: type[Any] | Preset, sizes: Fields) -> Callable[[Callable[..., Fields]], Preset]:
     """Make a preset of the function that derives its fields; name and text are the function's."""
-
-    def made(derive: Callable[..., Fields]) -> Preset:
-        return Preset(derive.__name__, base, sizes=sizes, text=derive.__doc__ or "", derive=derive)
-
-    return made
+    return partial(Preset, base, sizes)

@@ -4,7 +4,7 @@ from typing import Literal
 
 from regard.core.errors import ConfigError, nearest
 from regard.models.config import ModelConfig
-from regard.models.presets._preset import Fields, Preset, preset
+from regard.models.presets._preset import Fields, preset
 
 
 @preset(ModelConfig, Fields(vocab_size=50257, dim=768, layers=12, heads=12, max_length=1024, dropout=0.1))
@@ -53,10 +53,9 @@ def alibi(dropout: float) -> Fields:
     return Fields(position="alibi", mlp="relu", attention_dropout=dropout / 3, bias=True)
 
 
-knn_lm = Preset(
-    "knn_lm",
+@preset(
     ModelConfig,
-    sizes=Fields(
+    Fields(
         vocab_size=267744,
         dim=1024,
         layers=16,
@@ -66,9 +65,9 @@ knn_lm = Preset(
         dropout=0.3,
         attention_dropout=0.1,
     ),
-    fixed=Fields(position="sinusoidal", mlp="relu", bias=True),
-    text="""
-    The WikiText-103 decoder that kNN-LM looks things up for: train it, then put a datastore beside it.
+)
+def knn_lm() -> Fields:
+    """The WikiText-103 decoder that kNN-LM looks things up for: train it, then put a datastore beside it.
 
     Neighbours are no part of its weights or its training. `regard knn build` makes the datastore with the trained run,
     `regard knn sweep` finds their weight, and `regard evaluate` and `regard generate` mix them in with `--datastore`;
@@ -76,8 +75,8 @@ knn_lm = Preset(
     well, published weights among them. Published with adaptive embeddings; here it is one table.
 
     Source: Khandelwal et al. 2020, section 4; the network of Baevski & Auli 2019.
-    """,
-)
+    """
+    return Fields(position="sinusoidal", mlp="relu", bias=True)
 
 
 _PATTERN_PARTS = {"strided": ("window", "stride"), "fixed": ("block", "summary")}

@@ -2,23 +2,23 @@
 
 from regard.core.errors import ConfigError, nearest
 from regard.models.encoder_decoder_config import EncoderDecoderConfig
-from regard.models.presets._preset import Fields, Preset, preset
+from regard.models.presets._preset import Fields, preset
 
-transformer = Preset(
-    "transformer",
+
+@preset(
     EncoderDecoderConfig,
-    sizes=Fields(vocab_size=37000, dim=512, layers=6, heads=8, mlp_dim=None, max_length=512, dropout=0.1),
-    fixed=Fields(position="sinusoidal", mlp="relu", norm="post"),
-    text="""
-    The base model for translation: post-norm encoder and decoder, sinusoids, one embedding table for all three uses.
+    Fields(vocab_size=37000, dim=512, layers=6, heads=8, mlp_dim=None, max_length=512, dropout=0.1),
+)
+def transformer() -> Fields:
+    """The base model for translation: post-norm encoder and decoder, sinusoids, one embedding table for all three uses.
 
     The big model is dim 1024, 16 heads, dropout 0.3. Train it with `training.schedule=noam`, 4,000 steps of warm-up and
     `training.label_smoothing=0.1`, as published. The published vocabulary is that of English and German byte pairs
     together.
 
     Source: Vaswani et al. 2017, section 3 and table 3.
-    """,
-)
+    """
+    return Fields(position="sinusoidal", mlp="relu", norm="post")
 
 
 @preset(transformer, Fields(vocab_size=32768))
@@ -103,11 +103,16 @@ def t5(dim: int, tied: bool, dropout: float) -> Fields:
     )
 
 
-bart = Preset(
-    "bart",
-    EncoderDecoderConfig,
-    sizes=Fields(vocab_size=50265, dim=1024, layers=12, heads=16, max_length=1024, dropout=0.1),
-    fixed=Fields(
+@preset(EncoderDecoderConfig, Fields(vocab_size=50265, dim=1024, layers=12, heads=16, max_length=1024, dropout=0.1))
+def bart() -> Fields:
+    """BART large, 406 million weights: the first Transformer with GELU, learned positions and a norm of the embeddings.
+
+    Its position tables have two rows before the first token's, and its output layer a bias for every token. The base
+    model is (dim, layers, heads) = (768, 6, 12).
+
+    Source: Lewis et al. 2020, section 2.1; rows of the position table and tokens as in the released code.
+    """
+    return Fields(
         position="learned",
         position_offset=2,
         embedding_norm=True,
@@ -115,13 +120,4 @@ bart = Preset(
         output_bias=True,
         start_token=2,
         end_token=2,
-    ),
-    text="""
-    BART large, 406 million weights: the first Transformer with GELU, learned positions and a norm of the embeddings.
-
-    Its position tables have two rows before the first token's, and its output layer a bias for every token. The base
-    model is (dim, layers, heads) = (768, 6, 12).
-
-    Source: Lewis et al. 2020, section 2.1; rows of the position table and tokens as in the released code.
-    """,
-)
+    )

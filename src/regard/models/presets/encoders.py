@@ -5,7 +5,7 @@ from typing import Literal
 from regard.core.errors import ConfigError, nearest
 from regard.models.encoder_config import EncoderConfig
 from regard.models.fusion_config import FusionConfig
-from regard.models.presets._preset import Fields, Preset, preset
+from regard.models.presets._preset import Fields, preset
 
 
 @preset(EncoderConfig, Fields(vocab_size=30522, dim=768, layers=12, heads=12, max_length=512, dropout=0.1))
@@ -28,34 +28,27 @@ def bert(dropout: float) -> Fields:
     )
 
 
-roberta = Preset(
-    "roberta",
-    bert,
-    sizes=Fields(vocab_size=50265),
-    fixed=Fields(position_offset=2, skip_padding=True, token_types=1, norm_eps=1e-5),
-    text="""
-    RoBERTa base, 125 million weights: BERT without the second type of tokens, over byte pairs.
+@preset(bert, Fields(vocab_size=50265))
+def roberta() -> Fields:
+    """RoBERTa base, 125 million weights: BERT without the second type of tokens, over byte pairs.
 
     Positions count real tokens alone. The position table has two rows before the first token's; padding has the second.
     The large model is (dim, layers, heads) = (1024, 24, 16). `dropout` also drops attention weights.
 
     Source: Liu et al. 2019, section 3; the rows of the position table as in the released code.
-    """,
-)
+    """
+    return Fields(position_offset=2, skip_padding=True, token_types=1, norm_eps=1e-5)
 
-rope = Preset(
-    "rope",
-    bert,
-    sizes=Fields(),
-    fixed=Fields(position="rotary(layout=interleaved)"),
-    text="""
-    RoFormer: BERT base with rotary positions in every layer instead of a table.
+
+@preset(bert, Fields())
+def rope() -> Fields:
+    """RoFormer: BERT base with rotary positions in every layer instead of a table.
 
     `llama` is a decoder with them. `dropout` also drops attention weights.
 
     Source: Su et al. 2021, section 4.2.
-    """,
-)
+    """
+    return Fields(position="rotary(layout=interleaved)")
 
 
 @preset(bert, Fields())
@@ -229,20 +222,16 @@ def nystromformer(
     return Fields(attention=(spec,), attention_dropout=0.0)
 
 
-da_transformer = Preset(
-    "da_transformer",
-    EncoderConfig,
-    sizes=Fields(vocab_size=30522, dim=256, layers=1, heads=16, mlp_dim=None, max_length=512, dropout=0.2),
-    fixed=Fields(attention=("distance_aware",), position="none", mlp="relu", norm="post", pooling="mean"),
-    text="""
-    A classifier of texts whose heads rescale their logits by the distance, each with a preference of its own.
+@preset(EncoderConfig, Fields(vocab_size=30522, dim=256, layers=1, heads=16, mlp_dim=None, max_length=512, dropout=0.2))
+def da_transformer() -> Fields:
+    """A classifier of texts whose heads rescale their logits by the distance, each with a preference of its own.
 
     The paper classifies texts with small encoders over pretrained word vectors; the sizes, the table of embeddings and
     the mean over positions are this library's choice.
 
     Source: Wu, Wu, Huang 2021, section 3.
-    """,
-)
+    """
+    return Fields(attention=("distance_aware",), position="none", mlp="relu", norm="post", pooling="mean")
 
 
 @preset(FusionConfig, Fields(hidden=None, dropout=0.0))

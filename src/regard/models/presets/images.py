@@ -5,15 +5,12 @@ from typing import Literal
 from regard.core.errors import ConfigError, nearest
 from regard.models.config import ModelConfig
 from regard.models.encoder_config import EncoderConfig
-from regard.models.presets._preset import Fields, Preset, preset
+from regard.models.presets._preset import Fields, preset
 
-vit = Preset(
-    "vit",
-    EncoderConfig,
-    sizes=Fields(input_dim=768, dim=768, layers=12, heads=12, mlp_dim=None, max_length=197, dropout=0.1),
-    fixed=Fields(vocab_size=0, position="learned", cls_token=True, norm_eps=1e-6, projection_bias=False),
-    text="""
-    ViT base for images of 224 x 224 in patches of 16 x 16, 86 million weights: pre-norm encoder behind a cls vector.
+
+@preset(EncoderConfig, Fields(input_dim=768, dim=768, layers=12, heads=12, mlp_dim=None, max_length=197, dropout=0.1))
+def vit() -> Fields:
+    """ViT base for images of 224 x 224 in patches of 16 x 16, 86 million weights: pre-norm encoder behind a cls vector.
 
     Its inputs are patches, see `regard.models.encoder.patches`, or, with the field `image=(3, 224, 224)`, images too;
     the head is `Classifier`. Projections to queries, keys and values have no bias, as in most later implementations;
@@ -25,8 +22,8 @@ vit = Preset(
         max_length: patches, and one for cls.
 
     Source: Dosovitskiy et al. 2021, section 3.1 and table 1.
-    """,
-)
+    """
+    return Fields(vocab_size=0, position="learned", cls_token=True, norm_eps=1e-6, projection_bias=False)
 
 
 @preset(vit, Fields())
