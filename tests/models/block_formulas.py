@@ -8,7 +8,6 @@ from torch.nn.functional import relu, silu
 
 from regard.layer import AttentionLayer
 from regard.layer.projections import GatedProjections
-from regard.models import LanguageModel
 from regard.models.blocks import Block
 from regard.models.config import ModelConfig
 
@@ -90,14 +89,6 @@ TAKEN = {
 """where norms may stand, which MLPs there may be and what may be computed again in each block"""
 
 
-def rotated(x: Tensor, at: Tensor) -> Tensor:
-    """Channel c with channel c + width/2, by position * 10000^(-2c/width); at: (batch, length)."""
-    half = x.shape[-1] // 2
-    angle = at[:, None, :, None] * 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
-    a, b = x[..., :half], x[..., half:]
-    return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
-
-
 def attention(layer: AttentionLayer, x: Tensor, *, at: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
     """Causal softmax attention, keys of groups of heads shared; at: where to rotate; keep: real keys."""
     weights, heads = layer.projections, layer.heads
@@ -124,23 +115,3 @@ def attention(layer: AttentionLayer, x: Tensor, *, at: Tensor | None = None, kee
     averages = logits.softmax(-1).nan_to_num(0) @ v
     joined = averages.permute(0, 2, 1, 3).flatten(2)
     return affine(joined if gate is None else gate * joined, weights.output)
-
-
-def decoder(model: LanguageModel, tokens: Tensor, *, at: Tensor, keep: Tensor, skips: Tensor) -> Tensor:
-    """Logits of the whole model; skips: (length, layers), where a token goes past a block, which still has its keys."""
-    config, x = model.config, model.table.weight[tokens]
-    width = config.dim
-    if config.block == "reversible":
-        x = torch.cat([x, x], -1)
-    for number, block in enumerate(model.blocks):
-        assert isinstance(block, Block)
-        layer = block.attention
-        after = FORMULAS[config.block](
-            x, block, config, lambda y, layer=layer: attention(layer, y, at=at, keep=keep), mlp_of(block)
-        )
-        x = torch.where(skips[None, :, number, None], x, after)
-    if config.block == "reversible":
-        x = (x[..., :width] + x[..., width:]) / 2
-    if model.norm is not None:
-        x = normed(x, model.norm, config)
-    return x @ model.table.weight.T

@@ -65,18 +65,6 @@ def test_short_convolution_is_its_sum() -> None:
     assert torch.equal(state["tail"], x[:, 3:])
 
 
-@pytest.mark.parametrize("split", [0, 1, 2, 3, 5, 6])
-def test_short_convolution_streams(split: int) -> None:
-    convolution = ShortConvolution(3, 4, draw=generator(0)).double()
-    x = signed(2, 6, 3)
-    whole, end = convolution(x)
-    first, state = convolution(x[:, :split])
-    second, after = convolution(x[:, split:], None, state)
-    assert torch.equal(torch.cat([first, second], 1), whole)
-    assert torch.equal(after["tail"], end["tail"])
-    assert after.length == end.length == 6
-
-
 def test_short_convolution_reads_masked_positions_as_the_start() -> None:
     convolution = ShortConvolution(3, 3, draw=generator(0)).double()
     x = signed(1, 6, 3)
@@ -247,30 +235,6 @@ def test_gated_projections_are_their_loops(bias: bool, heads: int) -> None:
                 mixed[i, h * wide : (h + 1) * wide] += weight * values[j, h * wide : (h + 1) * wide]
     expected = torch.nn.functional.linear(gates * mixed, p.output.weight, p.output.bias)
     torch.testing.assert_close(layer(x).hidden[0], expected, rtol=0, atol=1e-12)
-
-
-def test_gated_projections_with_open_gates_are_attention_of_a_shared_base() -> None:
-    """SPEC G1: U = 1 and a softmax leave one head of attention whose queries and keys come from one projection."""
-    layer = moved(AttentionLayer(6, "softmax", heads=1, key_dim=4, value_dim=8, projections="gated", causal=True))
-    p, x = layer.projections, signed(2, 7, 6)
-    with torch.no_grad():
-        p.gate.weight.zero_()
-        p.gate.bias = torch.nn.Parameter(torch.full((8,), 1.2784645427610738, dtype=torch.float64))  # silu of it is 1
-    z, v = silu(x @ p.base.weight.T), silu(x @ p.value.weight.T)
-    logits = (z * p.query_scale.gain[0]) @ (z * p.key_scale.gain[0]).mT / 2
-    seen = torch.ones(7, 7, dtype=torch.bool).tril()
-    expected = logits.masked_fill(~seen, -torch.inf).softmax(-1) @ v @ p.output.weight.T
-    torch.testing.assert_close(layer(x).hidden, expected, rtol=0, atol=1e-10)
-
-
-def test_queries_and_keys_of_zero_leave_the_residual_alone() -> None:
-    config = ModelConfig(dim=8, heads=2, layers=1, block="gated_unit", mlp="none", attention=("relu_squared",))
-    model = moved(LanguageModel(config))
-    block = model.blocks[0]
-    for scale in (block.attention.projections.query_scale, block.attention.projections.key_scale):
-        torch.nn.init.zeros_(scale.gain)
-    x = signed(2, 5, 8)
-    assert torch.equal(block(x).hidden, x)
 
 
 def gains(config: ModelConfig) -> list[torch.Tensor]:

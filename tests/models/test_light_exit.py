@@ -13,7 +13,7 @@ from regard.models.depth.light_exit import of_unit_size
 from regard.models.generate import generate
 from regard.testing.compare import assert_close, assert_identical
 from regard.testing.inputs import randn
-from regard_lab.training.exit_heads import fit_light_heads, logistic, passages_needed
+from regard_lab.training.exit_heads import fit_light_heads, passages_needed
 
 TOKENS = torch.arange(4 * 9).reshape(4, 9) * 7 % 20
 
@@ -138,23 +138,6 @@ def test_generated_layers_are_those_of_a_call():
     assert row.layers == ()
 
 
-def test_heads_learn_what_there_is_to_learn():
-    """Blocks that change nothing: every guess is right, and every judge says so."""
-    model = LanguageModel(ModelConfig(dim=8, heads=2, layers=3, vocab_size=12))
-    with torch.no_grad():
-        for block in model.blocks:
-            block.attention.projections.output.weight.zero_()
-            block.mlp.down.weight.zero_()
-    draw = torch.Generator().manual_seed(0)
-    passages = torch.randint(12, (passages_needed(model, 6), 6), generator=draw)
-    depth = fit_light_heads(model, passages)
-    assert depth.guess.abs().max() < 1e-6
-    model.depth, depth.threshold = depth, 0.9
-    with torch.no_grad():
-        steps = model(passages[:4]).steps
-    assert (steps[:, 1:] == 1).all()
-
-
 @pytest.fixture(scope="module")
 def fitted():
     """A model whose blocks change a lot, its light heads, the passages they are fitted to, and others."""
@@ -210,35 +193,6 @@ def test_judges_by_gradient(fitted):
         loss = entropy + 0.005 * ((w * a.std(0, correction=0)) ** 2).sum()
         for slope in torch.autograd.grad(loss, [w, c]):
             assert slope.abs().max() < 1e-5
-
-
-def test_heads_learn_blocks_that_change_something(fitted):
-    """On new text a guess is nearer to the last state than the state it reads, and right where its judge is sure."""
-    model, depth, _, new = fitted
-    *lower, last = states_of(model, new)
-    with torch.no_grad():
-        answer = model.logits(model.norm(last.float())).argmax(-1)
-        for at, state in enumerate(lower):
-            guess, a = depth.guessed(state, at), unit(state)
-            off, was = ((unit(last) - x).square().sum() for x in (guess, a))
-            assert off < 0.5 * was
-            right = model.logits(model.norm(guess.float())).argmax(-1) == answer
-            sure = depth.sureness(state, state, at=at)
-            most, least = sure.argsort(descending=True).chunk(2)
-            assert right[most].float().mean() > right[least].float().mean() + 0.1
-            assert abs(sure.mean() - right.float().mean()) < 0.05
-
-
-def test_a_judge_by_gradient():
-    """At w, c the slope of the penalised cross-entropy is zero, by autograd of the definition."""
-    draw = torch.Generator().manual_seed(1)
-    x = 3 * torch.randn(200, 4, generator=draw, dtype=torch.float64) + 1
-    right = (x[:, 0] + torch.randn(200, generator=draw) > 1.5) & (x[:, 1] > -4)
-    w, c = (one.clone().requires_grad_() for one in logistic(x, right, shrink=0.05))
-    entropy = torch.nn.functional.binary_cross_entropy_with_logits(x @ w + c, right.double())
-    loss = entropy + 0.025 * ((w * x.std(0, correction=0)) ** 2).sum()
-    for slope in torch.autograd.grad(loss, [w, c]):
-        assert slope.abs().max() < 1e-8
 
 
 def test_what_it_cannot_serve_is_refused():

@@ -28,7 +28,6 @@ from regard.models import (
     presets,
 )
 from regard.models.beam import beam_search
-from regard.models.encoder import patches
 from regard.models.generate import generate
 from regard_lab.retrieval import Datastore, KnnLm, Lookup, Spalm, Text, build
 
@@ -137,6 +136,11 @@ PUBLISHED: tuple[tuple[str, dict[str, object], dict[str, object]], ...] = (
     ("hybrid_retrieval", {"layers": 4}, {"attention": ("linear", "softmax", "linear", "softmax")}),
     (
         "hybrid_retrieval",
+        {"layers": 4, "period": 3, "linear": "rfa"},
+        {"attention": ("rfa", "rfa", "softmax", "rfa")},
+    ),
+    (
+        "hybrid_retrieval",
         {"combine": "window", "window": 64},
         {"attention": ("local_linear(window=64, feature_map='elu_plus_one', combine='share')",)},
     ),
@@ -191,6 +195,12 @@ PUBLISHED: tuple[tuple[str, dict[str, object], dict[str, object]], ...] = (
     ),
     ("synthesizer", {}, {"attention": ("mixture_synthesizer(parts=('random', 'dot_product'))",)}),
     ("synthesizer", {"parts": ("dense",)}, {"encoder_attention": ("dense_synthesizer",)}),
+    (
+        "nystromformer",
+        {"num_landmarks": 3, "pinv": "exact", "convolution": None},
+        {"attention": ("nystrom(num_landmarks=3, pinv='exact', convolution=None)",), "attention_dropout": 0.0},
+    ),
+    ("bigbird", {"form": "etc"}, {"attention": ("bigbird(block_size=84, num_global=256, num_random=0, form='etc')",)}),
     ("t5", {}, {"cross_attention": ("softmax(scale=1.0)",)}),
     ("transformer", {}, {"norm": "post", "mlp_width": 2048, "encoder_layers": None}),
     ("transformer_vq", {}, {"attention": ("vector_quantized(num_codes=512, block_size=512, relative=True)",)}),
@@ -321,15 +331,6 @@ def test_encoder_decoder_streams_to_the_parallel_form_and_generates(name: str) -
     assert model(source[:1], read).logits.argmax(-1)[0].tolist() == found.tokens.tolist()
 
 
-def test_vit_reads_the_patches_of_images() -> None:
-    config = presets.build("vit", dim=32, heads=4, layers=1, input_dim=3 * 4 * 4, max_length=10)
-    images = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
-    encoded = Encoder(config).eval()(patches(images, 4))
-    assert encoded.hidden.shape == (2, 1 + 9, 32)
-    assert config.input_dim * 9 + 1 != presets.build("vit").max_length
-    assert presets.build("vit").max_length == 1 + (224 // 16) ** 2
-
-
 @pytest.mark.parametrize(
     ("name", "model", "published"),
     [
@@ -359,19 +360,6 @@ def test_overrides_reach_derived_fields_and_any_other_field() -> None:
     assert presets.build("bert", pooling="mean").pooling == "mean"
 
 
-def test_sparse_encoders_have_the_published_patterns() -> None:
-    heads = presets.build("blockbert").attention[0].count("(0, 1)")
-    assert heads == 10
-    assert presets.build("blockbert", blocks=3).attention[0].count("(0, 1, 2)") == 8
-    assert presets.build("longformer").specs == ("longformer(window=256, num_global=1)",) * 12
-    grown = presets.build("longformer", layers=5, window=32, last_window=512).specs
-    assert [spec.partition("window=")[2].partition(",")[0] for spec in grown] == ["32", "64", "128", "256", "512"]
-    assert "block_size=84, num_global=256, num_random=0, form='etc'" in presets.build("bigbird", form="etc").specs[0]
-    config = presets.build("etc", layers=1)
-    assert (config.position, config.cpc_weight, config.max_length) == ("none", 0.25, 4096 + 512)
-    assert MaskedLanguageModel(Encoder(presets.build("etc", **TINY))).loss_weights == {"cpc": 0.25}
-
-
 def test_unknown_presets_and_fields_are_named() -> None:
     with pytest.raises(ConfigError, match="unknown preset 'gtp': did you mean 'gpt'"):
         presets.build("gtp")
@@ -391,6 +379,18 @@ def test_unknown_presets_and_fields_are_named() -> None:
         ("bigbird", {"form": "etc", "num_random": 3}, "form etc has no random blocks"),
         ("blockbert", {"blocks": 7}, "0 would see their own block"),
         ("longformer", {"last_window": 0}, "windows of at least 1"),
+        ("synthesizer", {"parts": ("randm",)}, "synthesizer has no part 'randm': did you mean 'random'"),
+        ("synthesizer", {"parts": ("dot_product",)}, "without them: transformer"),
+        ("linformer", {"rank": (8, 4)}, "one for each of 12 layers; got 2"),
+        ("routing_transformer", {"routing_layers": 99}, "half of the heads of its last layers"),
+        ("routing_transformer", {"heads": 1}, "half of the heads of its last layers"),
+        ("hybrid_retrieval", {"combine": "layer"}, "cannot combine by 'layer': did you mean 'layers'"),
+        ("hybrid_retrieval", {"period": 1}, "period from 2 to the number of layers, 8"),
+        ("hybrid_retrieval", {"layers": 3, "period": 4}, "period from 2 to the number of layers, 3"),
+        ("hybrid_retrieval", {"window": 64}, "window belongs to combine='window' or 'gate', got window=64"),
+        ("hybrid_retrieval", {"feature_map": "relu"}, "feature_map belongs to combine='window' or 'gate'"),
+        ("hybrid_retrieval", {"combine": "gate", "linear": "rfa"}, "linear belongs to combine='layers'"),
+        ("hybrid_retrieval", {"combine": "window", "period": 2}, "period belongs to combine='layers'"),
     ):
         with pytest.raises(ConfigError, match=message):
             presets.build(name, **wrong)
@@ -398,22 +398,6 @@ def test_unknown_presets_and_fields_are_named() -> None:
         presets.build("image_transformer", local="3d")
     with pytest.raises(ConfigError, match="query_block belongs to local='2d', got"):
         presets.build("image_transformer", query_block=(7, 14))
-
-
-def test_which_heads_of_a_routing_transformer_are_routed() -> None:
-    sizes = {"dim": 16, "heads": 2, "layers": 3, "window": 4, "num_clusters": 3, "vocab_size": 17, "max_length": 64}
-    config = presets.build("routing_transformer", **sizes)
-    assert config.attention == ("local(window=4)", *["local(window=4):1 + routing(num_clusters=3):1"] * 2)
-    model = LanguageModel(config)
-    before = {name: x.clone() for name, x in model.named_buffers() if name.endswith("centroids")}
-    for _ in range(2):
-        model(torch.arange(34).view(2, 17) % 17)
-    after = dict(model.named_buffers())
-    assert len(before) == 2
-    assert all(not torch.equal(after[name], x) for name, x in before.items())
-    for wrong in ({"heads": 1}, {"routing_layers": 4}):
-        with pytest.raises(ConfigError, match="half of the heads of its last layers"):
-            presets.build("routing_transformer", **{**sizes, **wrong})
 
 
 @pytest.mark.parametrize("combine", ["union", "alternate", "heads"])

@@ -62,23 +62,6 @@ def test_every_step_is_a_block_and_then_the_convolutions() -> None:
     assert_close(got.logits, model.logits(x), tolerance=1e-12, what="logits")
 
 
-@pytest.mark.parametrize("options", [{}, {"layers": 2, "norm": "pre"}, {"block": "parallel", "norm": "pre"}])
-@pytest.mark.parametrize("bias", [-0.5, 0.5])
-def test_pieces_equal_the_whole_where_tokens_halt_early(options: dict[str, object], bias: float) -> None:
-    model = model_of("universal(steps=6, transition=convolution)", **options)
-    with torch.no_grad():
-        model.depth.halt.bias.fill_(bias)
-        whole = model(TOKENS)
-        assert len(whole.steps.unique()) > 1, "all tokens halt together, so nothing is tested"
-        for split in ([5, 1, 6], [1] * 12):
-            state, pieces = model.initial_state(3), []
-            for piece in TOKENS.split(split, 1):
-                pieces.append(model(piece, state=state))
-                state = pieces[-1].state
-            logits = torch.cat([piece.logits for piece in pieces], 1)
-            assert_close(logits, whole.logits, tolerance=1e-11, what=f"pieces of {split}")
-
-
 def test_padding_on_either_side_changes_nothing() -> None:
     model = model_of("universal(steps=4, transition=convolution)")
     prompts = [[1, 2, 3, 4, 5], [6], [7, 8]]
