@@ -44,22 +44,6 @@ def test_a_key_that_is_not_applied_may_be_ignored(regard, network):
         assert answer.code == 0, answer.err
 
 
-def test_a_file_of_text_is_one_document_where_it_is_not_split(regard, network):
-    Path("few.txt").write_text("a b c d e f g h i j")
-    whole = evaluated(regard, network, "--corpus", "few.txt")
-    assert whole["tokens"] == 9
-    assert evaluated(regard, network, "--corpus", "few.txt", "--split", "train")["tokens"] < 9
-
-
-def test_evaluate_with_more_positions(regard, network):
-    words = ["--attention", "longformer(window=8)", "--length", "60"]
-    answer = regard("evaluate", network, "--corpus", "text.txt", *words)
-    assert answer.code == 6
-    assert "windows of 60 tokens are longer than the network's 24 positions" in answer.err
-    tokens = evaluated(regard, network)["tokens"]
-    assert evaluated(regard, network, *words, "--max-length", "60")["tokens"] == tokens
-
-
 @pytest.fixture
 def encoder(tmp_path) -> str:
     """A folder with a small encoder of 24 positions whose words are letters."""
@@ -169,18 +153,6 @@ def test_what_was_saved_is_evaluated_and_continues_texts(regard, network, saved)
     assert json.loads(page.out)["models"][0]["layers"][0]["mechanism"] == "linear"
     refused = regard("generate", saved, "--chat")
     assert "has no chat template" in refused.err
-
-
-def test_damage_of_what_was_saved_is_named(regard, saved, tmp_path):
-    whole = (tmp_path / "saved" / "model.safetensors").read_bytes()
-    (tmp_path / "saved" / "model.safetensors").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    answer = regard("generate", saved, "a")
-    assert answer.code == 4
-    assert "model.safetensors is damaged" in answer.err
-    (tmp_path / "saved" / "network.json").unlink()
-    answer = regard("evaluate", saved)
-    assert answer.code == 4
-    assert "network.json is missing" in answer.err
 
 
 def test_what_was_saved_imports_what_it_names_with_trust_alone(regard, network, tmp_path, monkeypatch):

@@ -42,24 +42,6 @@ def test_build_says_what_is_in_it(regard, built):
     assert regard("tokens", "verify", built / "bpe").code == 0
 
 
-def test_an_empty_split_is_told(regard):
-    Path("one.txt").write_text("one document")
-    for words in (("build", "one.txt", "--out", "one"), ("stats", "one", "--json")):
-        answer = regard("tokens", *words)
-        assert (answer.code, answer.err.count("split is empty")) == (0, 2)
-
-
-def test_verify_names_what_is_damaged(regard, built, tmp_path):
-    shutil.copytree(built / "store", tmp_path / "store")
-    path = tmp_path / "store" / "00000000.ids"
-    data = bytearray(path.read_bytes())
-    data[5] ^= 1
-    path.write_bytes(data)
-    answer = regard("tokens", "verify", tmp_path / "store")
-    assert answer.code == 3
-    assert "00000000.ids is damaged" in answer.err
-
-
 @pytest.mark.parametrize("task", ["text", "masked"])
 def test_a_run_on_a_store_resumes_with_the_same_bits(regard, tiny, built, tmp_path, task):
     words = ("--task", task, *tiny, "--task.corpus", built / "bpe", "--steps", 4, "--checkpoint-every", 2)

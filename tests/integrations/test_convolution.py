@@ -8,7 +8,6 @@ from torch import nn
 
 from regard.core.errors import ConfigError, ShapeError
 from regard.integrations.convolution import ConvolutionAttention
-from regard.models.parts import Mlp
 
 
 def randn(*shape, seed=0):
@@ -70,12 +69,6 @@ def test_without_the_border_the_edge_would_be_wrong():
     assert error[0].max() > 0.1
 
 
-def test_the_score_needs_three_numbers_per_pixel_and_one_head_of_keys():
-    """The theorem's D_p >= 3: (row, column, squared norm)."""
-    heads = ConvolutionAttention.from_conv2d(conv2d(2, 2, 3)).attention.heads
-    assert (heads.key_dim, heads.kv_heads, heads.value_width) == (3, 1, 2)
-
-
 def test_a_gaussian_head_equals_the_loop_over_pixels():
     height, width, heads = 4, 5, 3
     attention = ConvolutionAttention(2, 3, heads=heads, border=(1, 2), alpha=0.4, std=1.5, seed=3).double()
@@ -98,40 +91,6 @@ def test_a_gaussian_head_equals_the_loop_over_pixels():
             assert (got[:, :, y, x] - wanted).abs().max() < 1e-10
 
 
-def test_gradients_of_centre_alpha_and_image():
-    attention = ConvolutionAttention(1, 1, heads=2, alpha=0.5, seed=1).double()
-    image = randn(1, 1, 3, 3).requires_grad_()
-    names = ("alpha", "centre", "output.weight")
-    leaves = [attention.get_parameter(name).detach().requires_grad_() for name in names]
-
-    def call(image, *weights):
-        return torch.func.functional_call(attention, dict(zip(names, weights, strict=True)), (image,))
-
-    assert torch.autograd.gradcheck(call, (image, *leaves))
-
-
-def test_a_head_learns_where_to_look():
-    """From a wide Gaussian around its own pixel, one head finds the pixel that a convolution with one tap reads.
-
-    A head that looks elsewhere compares independent pixels: its loss is about 2, and the best constant's about 1.
-    """
-    image = randn(2, 1, 6, 6)
-    wanted = torch.roll(nn.functional.pad(image, (1, 1, 1, 1)), (1, -1), (2, 3))[:, :, 1:-1, 1:-1]
-    attention = ConvolutionAttention(1, 1, heads=1, alpha=0.3, std=0.1, bias=False, seed=2).double()
-    nn.init.ones_(attention.output.weight)
-    train = torch.optim.Adam(attention.parameters(), lr=0.1)
-    losses = []
-    for _ in range(200):
-        train.zero_grad()
-        loss = (attention(image) - wanted).square().mean()
-        loss.backward()
-        train.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.01 < 0.5 < losses[0]
-    assert attention.centre[0].tolist() == pytest.approx([-1, 1], abs=0.05)
-    assert attention.alpha.item() > 2
-
-
 def test_it_stays_in_the_dtype_of_the_convolution():
     convolution = conv2d(2, 3, 3).bfloat16()
     image = randn(1, 2, 6, 7).bfloat16()
@@ -139,23 +98,6 @@ def test_it_stays_in_the_dtype_of_the_convolution():
     exact = convolution.double()(image.double())
     assert got.dtype == torch.bfloat16
     assert (got.double() - exact).abs().max() <= 2**-8 * exact.abs().max()
-
-
-def test_weights_come_from_the_seed_and_states_are_saved():
-    first, again, other = (ConvolutionAttention(2, 3, heads=4, seed=seed) for seed in (0, 0, 1))
-    assert torch.equal(first.centre, again.centre)
-    assert not torch.equal(first.centre, other.centre)
-    other.load_state_dict(first.state_dict())
-    image = randn(1, 2, 4, 4).float()
-    assert torch.equal(other(image), first(image))
-
-
-def test_a_copy_does_not_follow_the_convolution():
-    convolution, image = conv2d(1, 1, 3), randn(1, 1, 4, 4)
-    attention = ConvolutionAttention.from_conv2d(convolution)
-    before = attention(image)
-    nn.init.zeros_(convolution.weight)
-    assert torch.equal(attention(image), before)
 
 
 @pytest.mark.parametrize(
@@ -187,13 +129,3 @@ def test_even_kernels_other_modules_and_sizes_are_refused():
         ConvolutionAttention(1, 1, heads=0)
     with pytest.raises(ShapeError, match=r"channels=2, height, width\), got \(1, 3, 4, 4\)"):
         ConvolutionAttention(2, 1, heads=1)(randn(1, 3, 4, 4))
-
-
-def test_a_feed_forward_layer_is_two_convolutions_of_width_one():
-    mlp = Mlp(6, 10, "relu", bias=True, draw=torch.Generator().manual_seed(0)).double()
-    up, down = nn.Conv1d(6, 10, 1).double(), nn.Conv1d(10, 6, 1).double()
-    for convolution, layer in ((up, mlp.up), (down, mlp.down)):
-        nn.init.normal_(layer.bias)
-        convolution.load_state_dict({"weight": layer.weight[..., None], "bias": layer.bias})
-    x = randn(2, 9, 6)
-    assert (mlp(x) - down(up(x.mT).relu()).mT).abs().max() < 1e-12

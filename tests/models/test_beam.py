@@ -98,6 +98,24 @@ def test_rows_are_independent(make) -> None:
             assert one.score == pytest.approx(other.score, abs=1e-10)
 
 
+def test_a_finished_sequence_keeps_its_score_and_its_place() -> None:
+    """Its score is that of its own tokens, whatever the others go on to do, and it takes one of the beams."""
+    model = decoder()
+    lengths = set()
+    for prompt in product(range(4), repeat=2):
+        (found,) = beam_search(model, [list(prompt)], max_new_tokens=6, beams=3, alpha=0.6, end_token=3)
+        assert len(found) == 3
+        assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
+        for one in found:
+            tokens = tuple(one.tokens.tolist())
+            chance = likelihood(model, list(prompt), tokens)
+            assert one.log_probability == pytest.approx(chance, abs=1e-10)
+            assert one.score == pytest.approx(chance / ((5 + len(tokens)) / 6) ** 0.6, abs=1e-10)
+            assert 3 not in tokens[:-1]
+            lengths.add(len(tokens))
+    assert len(lengths) > 2
+
+
 def test_the_length_penalty_by_hand() -> None:
     assert length_penalty(1, 0.7) == 1
     assert length_penalty(13, 0.5) == pytest.approx(3**0.5, abs=1e-15)

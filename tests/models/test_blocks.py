@@ -1,6 +1,5 @@
 """The parts of a block against their formulas, written out."""
 
-from copy import deepcopy
 from dataclasses import asdict
 from itertools import product
 from typing import Any
@@ -152,30 +151,6 @@ def test_a_block_computes_again_what_it_was_told_to(name: str, again: str, calls
     assert tuple(counted.values()) == calls[: len(counted)]
     wanted = torch.autograd.grad((written(block, config, x) * target).sum(), weights)
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize(("name", "place"), PLACED)
-def test_state_memory_and_losses_are_those_of_the_attention(name: str, place: str) -> None:
-    """Of what the block gives to its attention: the formula says what, and a copy of the layer what comes of it."""
-    codes = "vector_quantized(num_codes=5, block_size=2)"
-    config = ModelConfig(dim=8, heads=2, block=name, norm=place, mlp=TAKEN[name][1][0])
-    layer = AttentionLayer(8, codes, heads=2, memory="recent(length=3)", causal=True)
-    block = moved(block_class(name)(config, layer, seed=3)).train()
-    x, keep = stream(name, 4), torch.tensor([[True, True, False, True]] * 2)
-    given: list[torch.Tensor] = []
-    FORMULAS[name](x, block, config, lambda y: given.append(y) or y, mlp_of(block))
-    alone, memory = deepcopy(block.attention), layer.memory.initial_state(2, dtype=torch.float64)
-    got, wanted = block(x, key_mask=keep, memory=memory), alone(given[0], key_mask=keep, memory=memory)
-    assert got.losses.keys() == wanted.losses.keys() != set()
-    for kept, other in ((got.memory.tensors(), wanted.memory.tensors()), (got.losses, wanted.losses)):
-        assert kept.keys() == other.keys()
-        for key in other:
-            torch.testing.assert_close(kept[key], other[key], rtol=0, atol=1e-12)
-    block, alone = block.eval(), alone.eval()
-    start = alone.initial_state(2, dtype=torch.float64)
-    kept, other = block(x, key_mask=keep, state=start).state, alone(given[0], key_mask=keep, state=start).state
-    for key, tensor in other.tensors().items():
-        torch.testing.assert_close(kept.tensors()[key], tensor, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(("name", "place"), [(name, place) for name, place in PLACED if "relu" in TAKEN[name][1]])

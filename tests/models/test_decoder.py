@@ -11,7 +11,6 @@ from regard.core.errors import ConfigError, InputError, LimitError, ShapeError, 
 from regard.models import LanguageModel, ModelConfig, presets
 
 TINY = {"vocab_size": 23, "dim": 16, "heads": 2, "layers": 2, "max_length": 32, "short_convolution": 2, "mlp_dim": 24}
-POSITIONS = ["none", "learned", "learned(per_layer=True)", "sinusoidal", "rotary", "alibi", "transformer_xl"]
 
 
 def model_of(spec: str | tuple[str, ...], *, seed: int = 0, **fields: object) -> LanguageModel:
@@ -23,27 +22,6 @@ def model_of(spec: str | tuple[str, ...], *, seed: int = 0, **fields: object) ->
 
 def tokens_of(batch: int, length: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(0, 23, (batch, length), generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.mark.parametrize("position", POSITIONS)
-def test_any_split_streams_under_every_position(position: str) -> None:
-    model, tokens = model_of("softmax", position=position), tokens_of(2, 20)
-    state = model.initial_state(2)
-    first = model(tokens[:, :9], state=state)
-    second = model(tokens[:, 9:], state=first.state)
-    got = torch.cat([first.logits, second.logits], 1)
-    torch.testing.assert_close(got, model(tokens).logits, rtol=0, atol=1e-10)
-    assert state.length == 0
-    torch.testing.assert_close(model(tokens[:, 9:], state=first.state).logits, second.logits, rtol=0, atol=0)
-
-
-def test_positions_matter() -> None:
-    tokens = torch.tensor([[1, 2, 3, 4], [2, 1, 3, 4]])
-    for position in POSITIONS:
-        model = model_of("softmax", position=position, short_convolution=0, layers=1)
-        last = model(tokens).logits[:, -1]
-        moved = (last[0] - last[1]).abs().max().item()
-        assert (moved < 1e-12) == (position == "none")
 
 
 def test_absolute_positions_are_added_to_the_embeddings() -> None:
@@ -71,32 +49,6 @@ def test_hybrids_give_each_layer_its_mechanism() -> None:
     second = model(tokens[:, 11:], state=first.state)
     got = torch.cat([first.logits, second.logits], 1)
     torch.testing.assert_close(got, model(tokens).logits, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("position", POSITIONS)
-def test_left_padding_changes_nothing(position: str) -> None:
-    model = model_of(("softmax", "local(window=4)"), position=position)
-    tokens = tokens_of(1, 9)
-    padded = torch.cat([tokens_of(1, 5, seed=1), tokens], 1)
-    mask = torch.arange(14)[None] >= 5
-    positions = (torch.arange(14)[None] - 5).clamp_min(0) if model.embeddings.placed else None
-    got = model(padded, key_mask=mask, positions=positions).logits[:, 5:]
-    torch.testing.assert_close(got, model(tokens).logits, rtol=0, atol=1e-10)
-
-
-def test_state_selects_rows_and_survives_safetensors() -> None:
-    model, tokens = model_of(("linear", "softmax", "local(window=4)"), layers=3), tokens_of(3, 12)
-    state = model(tokens[:, :8], state=model.initial_state(3)).state
-    assert state is not None
-    expected = model(tokens[:, 8:], state=state).logits
-    picked = torch.tensor([2, 0, 2])
-    got = model(tokens[picked, 8:], state=state.select(picked)).logits
-    torch.testing.assert_close(got, expected[picked], rtol=0, atol=1e-12)
-    loaded = model.initial_state(3).load(load(save(state.dump())))
-    assert loaded.length == 8
-    torch.testing.assert_close(model(tokens[:, 8:], state=loaded).logits, expected, rtol=0, atol=0)
-    detached = state.detach()
-    assert not any(x.requires_grad for x in detached.tensors().values())
 
 
 def test_state_counts_its_bytes() -> None:

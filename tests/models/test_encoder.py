@@ -1,6 +1,5 @@
 """The encoder: padding, positions and types against formulas written out, torch's own layers, weights saved once."""
 
-import copy
 from dataclasses import replace
 
 import pytest
@@ -151,18 +150,6 @@ def test_a_linear_layer_on_patches_is_a_convolution() -> None:
         patches(images, 5)
 
 
-def test_a_shared_position_is_saved_once_and_copies_agree() -> None:
-    encoder, tokens = encoder_of(position="transformer_xl", layers=3), tokens_of(2, 8)
-    names = [name for name in encoder.state_dict() if "position" in name]
-    assert names == [f"embeddings.position.{name}" for name in ("content", "distance", "relative")]
-    expected = encoder(tokens).hidden
-    other = encoder_of(position="transformer_xl", layers=3, draw=8)
-    assert not torch.equal(other(tokens).hidden, expected)
-    other.load_state_dict(load(save(encoder.state_dict())))
-    for same in (other, copy.deepcopy(encoder)):
-        assert torch.equal(same(tokens).hidden, expected)
-
-
 def test_layers_of_one_specification_share_a_projection_that_is_of_all_layers() -> None:
     """One matrix for the layers of a rank, saved once; other kinds of sharing stay inside a layer."""
     four, three = "linformer(rank=4, share=layer)", "linformer(rank=3, share=layer)"
@@ -185,15 +172,6 @@ def test_parts_of_mixed_heads_share_with_those_of_other_layers() -> None:
     encoder = encoder_of(attention=("linformer(rank=4, share=layer):1 + softmax:1",))
     one, two = (mechanism.mechanisms[0].mixtures for mechanism in encoder.mechanisms)
     assert one is two
-
-
-def test_biases_of_projections_and_heads_of_their_own_width() -> None:
-    encoder = encoder_of(projection_bias=False, head_dim=5, kv_heads=1)
-    layer = encoder.blocks[0].attention
-    assert layer.projections.query.bias is None
-    assert layer.projections.output.bias is not None
-    assert (layer.projections.query.weight.shape, layer.projections.value.weight.shape) == ((10, 16), (5, 16))
-    assert encoder(tokens_of(1, 4)).hidden.shape == (1, 4, 16)
 
 
 @pytest.mark.parametrize(

@@ -89,13 +89,6 @@ def test_nan_in_a_masked_source_reaches_nothing(spec: str) -> None:
     torch.testing.assert_close(block(x, prepared=prepared).hidden, expected, rtol=0, atol=1e-10)
 
 
-def test_padding_of_the_target_changes_nothing() -> None:
-    model, source, tokens = model_of(), tokens_of(2, 6), tokens_of(2, 8, seed=1)
-    mask = torch.arange(8) < torch.tensor([8, 5])[:, None]
-    got = model(source, tokens, key_mask=mask).logits
-    torch.testing.assert_close(got[mask], model(source, tokens).logits[mask], rtol=0, atol=1e-10)
-
-
 def projections(theirs: nn.MultiheadAttention, ours: nn.Module) -> None:
     """torch's attention takes the weights of one of ours."""
     layers = [ours.query, ours.key, ours.value]
@@ -166,13 +159,6 @@ def test_what_is_shared_is_one_module_and_saved_once() -> None:
     assert apart.encoder.embeddings.table.weight.shape == (9, 16)
     with pytest.raises(InputError, match="ids are 0 to 8"):
         apart(source + 9, tokens)
-
-
-def test_targets_shift() -> None:
-    model = model_of(start_token=5)
-    targets = torch.tensor([[7, 8, 1], [9, 1, -100]])
-    assert model.shift(targets).tolist() == [[5, 7, 8], [5, 9, 1]]
-    assert model.shift(torch.tensor([[-100, -100, 2]])).tolist() == [[5, 5, 5]]
 
 
 @pytest.mark.parametrize("cross", ["softmax", "linear"])

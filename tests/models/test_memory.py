@@ -122,18 +122,6 @@ def test_a_loss_is_the_mean_over_the_segments():
         assert_close(loss, parts.sum() / 3, tolerance=1e-12, what=name)
 
 
-def test_states_select_rows_and_survive_a_file():
-    model, tokens = model_of("recent(length=4)", short_convolution=3), tokens_of(3)
-    with torch.no_grad():
-        state = model(tokens[:, :9], state=model.initial_state(3)).state
-        wanted = model(tokens[:, 9:], state=state).logits
-        rows = torch.tensor([2, 0])
-        got = model(tokens[rows, 9:], state=state.select(rows)).logits
-        assert_close(got, wanted[rows], tolerance=1e-12, what="selected rows")
-        again = state.load(state.dump())
-        assert_identical(model(tokens[:, 9:], state=again).logits, wanted, what="dumped and loaded")
-
-
 def test_misuse_is_refused():
     for spec, message in (("recnt", "did you mean 'recent'"), ("recent(length=0)", "greater than or equal to 1")):
         with pytest.raises(ConfigError, match=message):

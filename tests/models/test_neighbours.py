@@ -88,6 +88,15 @@ def test_gradients_are_those_of_differences(temperature):
     assert torch.autograd.gradcheck(mixed, asked)
 
 
+def test_embeddings_learn_from_what_is_mixed_in():
+    """Those of the neighbours' tokens, and no others."""
+    (hidden, table), near, gate = inputs(), found(), gate_of()
+    table.requires_grad_()
+    gate(hidden, table, near).sum().backward()
+    learned = set() if table.grad is None else set(table.grad.abs().sum(1).nonzero()[:, 0].tolist())
+    assert learned == set(near.tokens.flatten().tolist()) - {-1}
+
+
 def model_of(**options: object) -> LanguageModel:
     shape = {"dim": 16, "heads": 2, "layers": 2, "vocab_size": VOCAB, "neighbours": K, "seed": 2, **options}
     return LanguageModel(ModelConfig(**shape)).double().eval()

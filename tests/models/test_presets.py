@@ -29,7 +29,7 @@ from regard.models import (
 )
 from regard.models.beam import beam_search
 from regard.models.generate import generate
-from regard_lab.retrieval import Datastore, KnnLm, Lookup, Spalm, Text, build
+from regard_lab.retrieval import Datastore, Lookup, Spalm, Text, build
 
 TINY = {"dim": 32, "layers": 2, "heads": 4, "head_dim": 8, "max_length": 40, "mlp_dim": 48, "seed": 3}
 TOKENS, WIDTH, CLASSES = 31, 12, 5
@@ -293,28 +293,6 @@ def test_decoder_streams_to_the_parallel_form_and_generates(name: str) -> None:
     assert [row.tokens.tolist() for row in streamed] == [row.tokens.tolist() for row in full]
 
 
-def test_knn_lm_is_a_decoder_that_a_datastore_is_put_beside(tmp_path: Path) -> None:
-    """Built, evaluated and generated with neighbours; what streams is the parallel form, and its keys are normed."""
-    model = small("knn_lm").eval()
-    assert isinstance(model, LanguageModel)
-    assert isinstance(model.blocks[-1].mlp_norm, nn.LayerNorm)
-    texts = [Text(str(at), row.numpy()) for at, row in enumerate(tokens_of(3, 40))]
-    mixture = KnnLm(model, build(model, texts, tmp_path / "store", origin={}, length=20), lam=0.5, k=5).eval()
-    tokens = tokens_of(2, 24)
-    state, parts = mixture.initial_state(2), []
-    for piece in tokens.split([10, 1, 1, 12], 1):
-        got = mixture(piece, state=state)
-        assert got.state is not None
-        state, _ = got.state, parts.append(got.logits)
-    torch.testing.assert_close(torch.cat(parts, 1), mixture(tokens).logits, rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(mixture(tokens).logits, model(tokens).logits.log_softmax(-1), atol=0.1)
-    streamed, full = (
-        generate(mixture, [[1, 2, 3, 4, 5], [6, 7]], max_new_tokens=10, temperature=0, use_state=use_state)
-        for use_state in (True, False)
-    )
-    assert [row.tokens.tolist() for row in streamed] == [row.tokens.tolist() for row in full]
-
-
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
 def test_encoder_decoder_streams_to_the_parallel_form_and_generates(name: str) -> None:
     model = small(name).double().eval()
@@ -398,32 +376,6 @@ def test_unknown_presets_and_fields_are_named() -> None:
         presets.build("image_transformer", local="3d")
     with pytest.raises(ConfigError, match="query_block belongs to local='2d', got"):
         presets.build("image_transformer", query_block=(7, 14))
-
-
-@pytest.mark.parametrize("combine", ["union", "alternate", "heads"])
-@pytest.mark.parametrize("pattern", ["strided", "fixed"])
-def test_two_layers_of_a_sparse_transformer_see_every_earlier_position(pattern: str, combine: str) -> None:
-    """By gradients, so residual connections count; what one layer of either set alone would not reach."""
-    own = {"columns": 2} if pattern == "fixed" else {}
-    config = presets.build(
-        "sparse_transformer", pattern=pattern, combine=combine, stride=5, layers=2, dim=16, heads=2, max_length=27,
-        dropout=0.0, checkpoint="none", **own,
-    )  # fmt: skip
-    model = LanguageModel(config).double()
-    found = torch.zeros(27, 27, dtype=torch.bool)
-
-    def first(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        args[0].retain_grad()
-        entering.append(args[0])
-
-    entering: list[Tensor] = []
-    model.blocks[0].register_forward_pre_hook(first)
-    for query in range(27):
-        model(tokens_of(1, 27)).logits[0, query].square().sum().backward()
-        gradient = entering[-1].grad
-        assert gradient is not None
-        found[query] = gradient[0].abs().sum(-1) > 0
-    assert torch.equal(found, torch.ones(27, 27).tril().bool())
 
 
 def test_the_two_sets_of_fixed_are_in_the_order_that_covers() -> None:

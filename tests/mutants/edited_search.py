@@ -39,7 +39,8 @@ BEAMS = (
         "length_penalty(len(beam.tokens), self.alpha)",
         "length_penalty(self.max_new_tokens, self.alpha)",
         BEAM,
-        "test_a_finished_sequence_keeps_its_score_and_its_place",
+        "test_enough_beams_find_the_best_of_all_sequences",
+        (decoder, 0.6),
     ),
     Edit(
         "goes on behind the end",
@@ -47,7 +48,8 @@ BEAMS = (
         "stopped = beam.tokens[-1] == self.end_token",
         "stopped = False",
         BEAM,
-        "test_a_finished_sequence_keeps_its_score_and_its_place",
+        "test_enough_beams_find_the_best_of_all_sequences",
+        (decoder, 0.6),
     ),
     Edit(
         "finished ones take no place",
