@@ -175,17 +175,6 @@ def test_trained_exits_are_tested_down_to_every_token_leaving_at_once(regard, wi
     assert (lowest["threshold"], lowest["layers"]) == (0.0, 1.0)
 
 
-def test_what_is_not_certified_lets_no_token_leave(regard, with_exits):
-    answer = regard("calibrate", with_exits, "--risk", "0.05", *GRID, "--thresholds", "0", "--out", "kept", "--json")
-    assert answer.code == 0, answer.err
-    found = json.loads(answer.out)
-    assert found["calibrated"]["threshold"] is None
-    assert "certif" in found["guarantee"] + answer.err
-    assert {taken for row in found["sample"] for _, taken in row} == {3}
-    got = json.loads(regard("generate", with_exits, "12 is", "--exits", "kept", "--json").out)
-    assert set(got["layers"]) == {3}
-
-
 @pytest.mark.parametrize("heads", ["own", "light"])
 def test_a_decoder_without_exits_is_given_some(regard, text, tmp_path, heads, monkeypatch):
     words = ["train", "--model.dim", "8", "--model.layers", "2", "--model.heads", "2", "--task.length", "32"]

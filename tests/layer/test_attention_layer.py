@@ -3,7 +3,6 @@
 import math
 import subprocess
 import sys
-from collections.abc import Mapping
 from typing import ClassVar
 
 import pytest
@@ -13,7 +12,7 @@ import regard
 from regard import AttentionLayer, catalog
 from regard.core.errors import ConfigError, ShapeError, UnsupportedError
 from regard.layer import Prepared
-from regard.memory import Memory, MemoryState
+from regard.memory import MemoryState
 from regard.testing.compare import assert_close, assert_identical
 
 LENGTH = 13
@@ -83,19 +82,6 @@ def test_widths_and_weights_from_the_seed():
     assert big.projections.query.weight.std().item() == pytest.approx(512**-0.5, rel=0.02)
 
 
-@pytest.mark.parametrize("name", [name for name in catalog.names() if "causal" in regard.describe(name).supports.names])
-def test_every_mechanism_trains_in_a_layer(name):
-    attention = layer(sample(name)).train()
-    x = randn(2, LENGTH, 16).requires_grad_()
-    found = attention(x)
-    assert found.hidden.shape == x.shape
-    assert (found.state, found.memory) == (None, None)
-    assert set(found.losses) == set(attention.attention.info.losses)
-    (found.hidden.square().sum() + sum(found.losses.values())).backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in attention.parameters())
-    assert x.grad.abs().sum() > 0
-
-
 def test_the_size_of_its_output_is_a_loss():
     """lambda sum |W_o concat(heads)| of real tokens, in training alone; it changes no output."""
     keep = torch.arange(LENGTH) < torch.tensor([[LENGTH], [LENGTH - 3]])
@@ -141,49 +127,6 @@ def test_a_prepared_source_of_a_mechanism_without_state():
     loaded = prepared.load(prepared.dump())
     assert loaded.length == 8
     assert_identical(loaded.content["k"], prepared.content["k"], what="k")
-
-
-class Searched(Memory):
-    """Adds the mean of what earlier segments' values were: a memory that is read with the queries."""
-
-    searched: ClassVar[bool] = True
-    losses: ClassVar[Mapping[str, float]] = {"size": 0.5}
-
-    def initial_state(self, batch, *, device=None, dtype=None):
-        shape = (batch, self.heads.kv_heads, self.heads.value_width)
-        return MemoryState({"mean": torch.zeros(shape, device=device, dtype=dtype)})
-
-    def read(self, q, local, state):
-        return local + q.sum(-1, keepdim=True) * state["mean"].repeat_interleave(self.heads.group, 1)[:, :, None]
-
-    def write(self, state, x, *, q, k, v, project, key_mask=None):
-        for name, mine, theirs in zip("kv", project(x), (k, v), strict=True):
-            assert_close(theirs, mine, tolerance=1e-12, what=name)
-        losses = {"size": v.square().mean()} if self.training else {}
-        return MemoryState({"mean": v.mean(2).detach()}, state.length + x.shape[1]), losses
-
-
-def test_a_memory_that_is_searched_mixes_with_the_values():
-    attention, x = layer(), randn(2, LENGTH, 16)
-    attention.memory = Searched(attention.heads, 16).eval()
-    with torch.no_grad():
-        empty = attention.memory.initial_state(2, dtype=torch.float64)
-        first = attention(x[:, :6], memory=empty)
-        plain = attention(x[:, 6:]).hidden
-        assert_close(first.hidden, attention(x[:, :6]).hidden, tolerance=1e-12, what="nothing to find yet")
-        q, v = attention.projections.queries(x[:, 6:]), attention.projections.values(x[:, :6])
-        more = q.sum(-1, keepdim=True) * v.mean(2)[:, :, None]
-        wanted = (
-            plain
-            + attention.projections.output(more.transpose(1, 2).flatten(2))
-            - (0 if attention.projections.output.bias is None else attention.projections.output.bias)
-        )
-        assert_close(
-            attention(x[:, 6:], memory=first.memory).hidden, wanted, tolerance=1e-12, what="with what it found"
-        )
-    assert first.losses == {}
-    attention.train()
-    assert set(attention(x, memory=empty).losses) == {"memory.size"}
 
 
 def test_the_output_is_a_sum_over_heads():
@@ -233,26 +176,6 @@ def test_self_attention_without_projections(causal):
         logits = logits.masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -math.inf)
     wanted = (logits.softmax(-1) @ each).transpose(1, 2).flatten(2)
     assert_close(attention(x).hidden, wanted, tolerance=1e-12, what="hidden")
-
-
-@pytest.mark.parametrize("name", [name for name in catalog.names() if "causal" in regard.describe(name).supports.names])
-def test_every_mechanism_works_without_projections(name):
-    """What the layer gives is what the mechanism gives on the split hidden states."""
-    attention = layer(sample(name), projections="none")
-    assert {part.split(".")[0] for part, _ in attention.named_parameters()} <= {"attention", "inputs"}
-    x = randn(2, LENGTH, 16)
-    with torch.no_grad():
-        each = heads_of(x, 4)
-        inputs = attention.inputs(attention.attention, x, x)
-        wanted = attention.attention(each, each, each, inputs=inputs).values.transpose(1, 2).flatten(2)
-        assert_close(attention(x).hidden, wanted, tolerance=1e-12, what=name)
-        if not attention.attention.info.supports.state:
-            return
-        state, pieces = attention.initial_state(2, dtype=torch.float64), []
-        for piece in x.split([5, 1, 7], 1):
-            found = attention(piece, state=state)
-            state, _ = found.state, pieces.append(found.hidden)
-    assert_close(torch.cat(pieces, 1), wanted, tolerance=1e-9, what=f"{name} in pieces")
 
 
 def test_cross_attention_and_positions_without_projections():

@@ -115,16 +115,6 @@ def test_left_padding_counts_where_a_token_is():
     assert_close(got.logits[:, 3:], wanted.logits, tolerance=1e-12, what="logits")
 
 
-def test_a_compiled_call_is_the_same():
-    model = model_of("early_exit(threshold=0.04)", layers=2, position="none")
-    with torch.no_grad():
-        wanted = model(TOKENS)
-        assert len(wanted.steps.unique()) == 2
-        got = torch.compile(model, backend="eager", fullgraph=True)(TOKENS)
-    assert_identical(got.steps, wanted.steps, what="blocks of each token")
-    assert_close(got.logits, wanted.logits, tolerance=1e-12, what="logits")
-
-
 def test_an_encoder_saturates():
     shape = EncoderConfig(dim=16, heads=2, layers=3, vocab_size=20)
     encoder = Encoder(replace(shape, depth="early_exit(confidence=saturation, threshold=0.0)")).eval()

@@ -17,7 +17,7 @@ from regard.models.blocks import Block, reversible
 from regard.models.blocks.reversible import Reversible
 from regard.testing.compare import assert_close
 from regard_lab.benchmark.cost import kept_bytes
-from tests.models.block_formulas import moved
+from tests.models.moved import moved
 
 TOKENS = torch.randint(20, (2, 24), generator=torch.Generator().manual_seed(1))
 

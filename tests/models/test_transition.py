@@ -9,7 +9,7 @@ from regard.models import Encoder, EncoderConfig, LanguageModel, ModelConfig
 from regard.models.depth._transition import Transition
 from regard.models.generate import generate
 from regard.testing.compare import assert_close
-from tests.models.block_formulas import moved
+from tests.models.moved import moved
 
 TOKENS = torch.randint(20, (3, 12), generator=torch.Generator().manual_seed(1))
 SHAPE = {"dim": 16, "layers": 1, "heads": 2, "vocab_size": 20, "mlp": "none", "position": "none", "seed": 3}

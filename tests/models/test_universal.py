@@ -12,7 +12,7 @@ from regard.models.depth import universal
 from regard.models.depth.universal import Halting, Universal
 from regard.models.generate import generate
 from regard.testing.compare import assert_close
-from tests.models.block_formulas import moved
+from tests.models.moved import moved
 
 TOKENS = torch.randint(20, (3, 12), generator=torch.Generator().manual_seed(1))
 
