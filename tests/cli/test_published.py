@@ -3,8 +3,6 @@
 import json
 import math
 import re
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -12,9 +10,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from regard.files import consent
 from regard.integrations import pretrained
-from regard.models import Encoder, LanguageModel, presets
+from regard.models import Encoder, presets
 from tests.cli.conftest import WORDS, letters
 
 
@@ -153,26 +150,6 @@ def test_what_was_saved_is_evaluated_and_continues_texts(regard, network, saved)
     assert json.loads(page.out)["models"][0]["layers"][0]["mechanism"] == "linear"
     refused = regard("generate", saved, "--chat")
     assert "has no chat template" in refused.err
-
-
-def test_what_was_saved_imports_what_it_names_with_trust_alone(regard, network, tmp_path, monkeypatch):
-    (tmp_path / "mechanism_of_the_folder.py").write_text(
-        "from regard.attention.dense.uniform import Uniform\n\n\nclass Mine(Uniform):\n    pass\n"
-    )
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    spec = "mechanism_of_the_folder:Mine"
-    loaded = pretrained.load(network)
-    model = LanguageModel(replace(loaded.decoder.config, attention=(spec,)))
-    pretrained.save(replace(loaded, model=model, config=model.config), tmp_path / "saved")
-    commands = (["generate", "a", "--max-new-tokens", "2"], ["evaluate", "--corpus", "text.txt"], ["explore", "a b"])
-    for verb, *words in commands:
-        monkeypatch.setattr(consent, "_agreed", set())
-        monkeypatch.delitem(sys.modules, "mechanism_of_the_folder", raising=False)
-        answer = regard(verb, "saved", *words)
-        assert (answer.code, answer.out) == (2, "")
-        assert f"network.json names {spec}" in answer.err
-        assert "mechanism_of_the_folder" not in sys.modules
-        assert regard(verb, "saved", *words, "--trust").code == 0
 
 
 @pytest.mark.parametrize("words", [["--attention", "local"], ["--max-length", "40"]])

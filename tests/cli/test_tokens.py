@@ -99,18 +99,3 @@ def test_wrong_words_are_refused(regard, built, words, code, said):
     assert answer.code == code
     assert said in answer.err
     assert {path.name for path in Path("x").glob("*")} <= {"token_build.json", "tokenizer.json"}  # no token yet
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("compare", "softmax", "--text.corpus", "{}/store", "--budget", "1m"), "token store"),
-        (("train", "--task.corpus", "{}/store", "--task.holdout", "0.1"), "decided when it was built"),
-        (("train", "--task.corpus", "{}/store", "--carry", "--model.memory", "recent(length=8)"), "carry"),
-    ],
-)
-def test_what_a_store_cannot_do_is_said(regard, tiny, built, words, said):
-    more = (*tiny, "--out", "run") if words[0] == "train" else ()
-    answer = regard(*(word.format(built) for word in words), *more)
-    assert answer.code in (2, 3)
-    assert said in answer.err

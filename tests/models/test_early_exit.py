@@ -115,6 +115,15 @@ def test_left_padding_counts_where_a_token_is():
     assert_close(got.logits[:, 3:], wanted.logits, tolerance=1e-12, what="logits")
 
 
+def test_training_takes_every_block():
+    early, full = model_of("early_exit(threshold=0.0)").train(), model_of("fixed").train()
+    wanted, got = full(TOKENS), early(TOKENS)
+    assert_identical(got.logits, wanted.logits, what="logits")
+    assert (got.steps == 4).all()
+    got.logits.square().mean().backward()
+    assert all(weight.grad is not None and weight.grad.any() for weight in early.blocks[-1].parameters())
+
+
 def test_an_encoder_saturates():
     shape = EncoderConfig(dim=16, heads=2, layers=3, vocab_size=20)
     encoder = Encoder(replace(shape, depth="early_exit(confidence=saturation, threshold=0.0)")).eval()
