@@ -45,6 +45,16 @@ def test_classes_of_a_file_are_trained_evaluated_and_told(regard, tmp_path):
     assert regard("train", "--resume", "run", "--steps", "3").code == 0
 
 
+def test_a_file_whose_classes_became_others_is_noticed(regard, tmp_path):
+    """As many of them as before would pass for the same ones in another order."""
+    path = written(tmp_path / "mine.csv", ROWS)
+    assert regard("train", "--task", "classification", "--task.data", "mine.csv", *SHORT).code == 0
+    path.write_text(path.read_text().replace(",a\n", ",c\n").replace(",a\r", ",c\r"))
+    answer = regard("evaluate", "run")
+    assert (answer.code, answer.out) == (2, "")
+    assert "the task has the classes b, c, and the model was trained on a, b" in answer.err
+
+
 def test_a_folder_of_every_kind_of_text(regard, tmp_path):
     (tmp_path / "mine").mkdir()
     for name in ("a.txt", "b.md", "c.py"):

@@ -41,6 +41,15 @@ def test_a_key_that_is_not_applied_may_be_ignored(regard, network):
         assert answer.code == 0, answer.err
 
 
+def test_evaluate_with_more_positions(regard, network):
+    words = ["--attention", "longformer(window=8)", "--length", "60"]
+    answer = regard("evaluate", network, "--corpus", "text.txt", *words)
+    assert answer.code == 6
+    assert "windows of 60 tokens are longer than the network's 24 positions" in answer.err
+    tokens = evaluated(regard, network)["tokens"]
+    assert evaluated(regard, network, *words, "--max-length", "60")["tokens"] == tokens
+
+
 @pytest.fixture
 def encoder(tmp_path) -> str:
     """A folder with a small encoder of 24 positions whose words are letters."""

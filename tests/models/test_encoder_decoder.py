@@ -161,6 +161,13 @@ def test_what_is_shared_is_one_module_and_saved_once() -> None:
         apart(source + 9, tokens)
 
 
+def test_targets_shift() -> None:
+    model = model_of(start_token=5)
+    targets = torch.tensor([[7, 8, 1], [9, 1, -100]])
+    assert model.shift(targets).tolist() == [[5, 7, 8], [5, 9, 1]]
+    assert model.shift(torch.tensor([[-100, -100, 2]])).tolist() == [[5, 5, 5]]
+
+
 @pytest.mark.parametrize("cross", ["softmax", "linear"])
 def test_state_selects_rows_survives_safetensors_and_counts_bytes(cross: str) -> None:
     model = model_of(cross_attention=(cross,), attention=("softmax", "local(window=3)"))

@@ -137,6 +137,8 @@ def test_what_has_no_use_together_is_refused() -> None:
     for options, message in (
         ("heads=layer", "are trained with exits='aligned' or exits='mixed'"),
         ("exits=mixed, confidence=geometric", "exits='mixed' has one of each"),
+        ("decaying=True, confidence=sequence", "leave decaying out"),
+        ("decaying=True, confidence=multinomial", "leave decaying out"),
         ("exits=some", "exits"),
         ("penalty=-1.0", "penalty"),
         ("smoothing=-1.0", "smoothing"),

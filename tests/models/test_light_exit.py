@@ -206,5 +206,7 @@ def test_what_it_cannot_serve_is_refused():
             model_of("light_exit", **options)
     with pytest.raises(DataError, match="they need 12 or more"):
         fit_light_heads(model_of("fixed").float(), TOKENS[:3, :6])
+    with pytest.raises(UnsupportedError, match="it mixes in neighbours"):
+        fit_light_heads(model_of("fixed", neighbours=4).float(), TOKENS)
     with pytest.raises(UnsupportedError, match="run once, in order"):
         fit_light_heads(model_of("early_exit").float(), TOKENS)
