@@ -1,6 +1,5 @@
 """Bad input gives the named error and its exit code, never a traceback, and nothing is lost."""
 
-import errno
 import json
 import resource
 import subprocess
@@ -213,15 +212,6 @@ def test_a_configuration_that_became_none_is_named(regard, run, way):
     assert "config.toml is another one than when the run began, and no TOML" in answer.err
 
 
-def test_a_configuration_with_a_key_in_no_section_is_named(regard, run):
-    config = run / "config.toml"
-    config.write_text("depth = 3\n" + config.read_text())
-    answer = regard("checkpoint", "verify", run)
-    assert (answer.code, "Traceback" in answer.err) == (4, False)
-    assert f"{config} was edited" in answer.err
-    assert "depth: its default when it began, 3 now" in answer.err
-
-
 @pytest.mark.parametrize("states", [{"cpu.other": torch.zeros(8)}, {"cpu": torch.zeros(8)}], ids=["kind", "bytes"])
 def test_random_states_that_are_none_are_named(regard, run, states):
     checkpoint = sorted((run / "checkpoints").iterdir())[-1]
@@ -234,28 +224,6 @@ def test_random_states_that_are_none_are_named(regard, run, states):
     answer = regard("train", "--resume", run, "--steps", "14")
     assert (answer.code, "Traceback" in answer.err) == (4, False)
     assert str(written) in answer.err
-
-
-def test_bytes_of_a_checkpoint_are_those_of_what_it_names(regard, run):
-    shown = regard("checkpoint", "list", run).out
-    (run / "checkpoints" / "step-00000004" / "left.txt").write_text("beside it")
-    assert regard("checkpoint", "list", run).out == shown
-    (run / "checkpoints" / "step-00000004" / "manifest.json").write_text("{}")
-    assert regard("checkpoint", "list", run).out != shown
-
-
-def test_a_full_disk_while_a_run_is_set_up(regard, tmp_path, tiny, text, trained, monkeypatch):
-    """Its token files are there, from `trained`."""
-    from pathlib import Path
-
-    def refuse(path, *arguments, **named):
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
-
-    monkeypatch.setattr(Path, "write_text", refuse)
-    answer = regard("train", *tiny, "--task.corpus", text, "--task.cache", trained.parent / "cache", "--out", "run")
-    assert (answer.code, answer.out) == (6, "")
-    assert "cannot write run: No space left on device" in answer.err
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_limit_of_the_system_on_the_size_of_files(tmp_path, tiny, text, environment):

@@ -5,7 +5,6 @@ import json
 import pytest
 
 import regard as package
-from regard.models.generate import generate
 
 PROMPTS = ["12 is followed by", "7", "31 is", "a longer prompt that takes more than the others", "字"]
 
@@ -29,19 +28,6 @@ def test_each_line_is_continued_as_alone(regard, run, tmp_path):
     ]
     same = regard("generate", "run", "--batch", "-", *words, stdin="\n".join(PROMPTS).encode())
     assert same.out == answer.out
-
-
-def test_draws_depend_on_the_seed_and_the_line_and_not_on_the_batch(regard, run, tmp_path):
-    """More lines than share a batch."""
-    prompts = [*PROMPTS * 4, "last"]
-    (tmp_path / "prompts.txt").write_text("\n".join(prompts))
-    words = ["--max-new-tokens", "6", "--seed", "5", "--stop", "1"]
-    found = answers(regard("generate", "run", "--batch", "prompts.txt", *words).out)
-    loaded = package.load("run")
-    options = {"max_new_tokens": 6, "seed": 5, "stop": ("1",), "tokenizer": loaded.tokenizer}
-    wanted = generate(loaded.model, prompts, **options)
-    assert [(each["text"], each["ended"]) for each in found] == [(row.text, row.ended) for row in wanted]
-    assert regard("generate", "run", "--batch", "prompts.txt", "--max-new-tokens", "0").out.count('"text": ""') == 21
 
 
 @pytest.mark.parametrize(

@@ -97,19 +97,3 @@ def test_defaults_may_be_typed_and_are_named(verb, what, more):
     for wrong in ("8 x", "-1", "1:2:3", " "):
         with pytest.raises(ConfigError, match=f"(cannot read the|no) {what} "):
             parse_numbers(wrong, what)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["performer", "--redraws", "8"], "--redraws"),
-        (["performer", "--out", "x"], "--out"),
-        (["performer", "--lengths", "x"], "cannot read the lengths 'x'"),
-        (["performer", "--threads", "0", "--key-dim", "0"], "key_dim must be at least 1, got 0\nthreads must be"),
-        ([], "name what to time"),
-    ],
-)
-def test_bad_words(regard, words, message):
-    answer = regard("bench", *words)
-    assert (answer.code, answer.out) == (2, "")
-    assert message in answer.err

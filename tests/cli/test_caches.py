@@ -79,12 +79,6 @@ def test_what_does_not_go_together_is_named(regard, run):
         assert (answer.code, said in answer.err) == (code, True), (words, answer.err)
 
 
-def test_budgets_are_called_budgets(regard, run):
-    answer = regard("cache", run, "--budgets", "8 x")
-    assert answer.code == 2
-    assert "cannot read the budgets '8 x'" in answer.err
-
-
 def test_a_run_is_measured_on_text_that_it_was_not_trained_on_first(regard, run, monkeypatch):
     read = []
 

@@ -175,17 +175,6 @@ def test_trained_exits_are_tested_down_to_every_token_leaving_at_once(regard, wi
     assert (lowest["threshold"], lowest["layers"]) == (0.0, 1.0)
 
 
-def test_what_is_not_certified_lets_no_token_leave(regard, with_exits):
-    answer = regard("calibrate", with_exits, "--risk", "0.05", *GRID, "--thresholds", "0", "--out", "kept", "--json")
-    assert answer.code == 0, answer.err
-    found = json.loads(answer.out)
-    assert found["calibrated"]["threshold"] is None
-    assert "certif" in found["guarantee"] + answer.err
-    assert {taken for row in found["sample"] for _, taken in row} == {3}
-    got = json.loads(regard("generate", with_exits, "12 is", "--exits", "kept", "--json").out)
-    assert set(got["layers"]) == {3}
-
-
 @pytest.mark.parametrize("heads", ["own", "light"])
 def test_a_decoder_without_exits_is_given_some(regard, text, tmp_path, heads, monkeypatch):
     words = ["train", "--model.dim", "8", "--model.layers", "2", "--model.heads", "2", "--task.length", "32"]
@@ -274,30 +263,6 @@ def test_depth_is_shown_where_there_is_one(regard, run):
     assert regard("generate", run, "12 is", "--exits", "calibrated").code == 2
 
 
-def test_exits_and_a_datastore_are_refused_together(regard, run, text, tiny):
-    """Whoever trained the weights, and whether or not the datastore is theirs."""
-    assert regard("knn", "build", "--model", run, text, "--out", "store").code == 0
-    deep = ["--model.layers", "2", "--model.depth", "early_exit"]
-    words = ["train", *tiny, *deep, "--steps", "1", "--task.corpus", text, "--task.cache", "cache"]
-    assert regard(*words, "--out", "trained").code == 0
-    asked = ["--risk", "0.99", "--thresholds", "0.1", "--passages", "60", "--length", "8", "--threads", "1"]
-    two = ["train", *tiny, "--model.layers", "2", "--steps", "1", "--task.corpus", text, "--task.cache", "cache"]
-    assert regard(*two, "--out", "two").code == 0
-    assert regard("calibrate", "two", "--heads", "light", "--corpus", text, *asked, "--out", "kept").code == 0
-    for command in (["evaluate", "two"], ["generate", "two", "12 is"]):
-        assert regard(*command, "--exits", "kept").code == 0
-        answer = regard(*command, "--exits", "kept", "--datastore", "store")
-        assert answer.code == 2
-        assert "--exits kept and --datastore store do not go together" in answer.err
-    for command in (["evaluate", "trained"], ["generate", "trained", "12 is"]):
-        answer = regard(*command, "--datastore", "store")
-        assert answer.code == 2
-        assert "exits and a datastore do not go together" in answer.err
-    answer = regard("evaluate", "package:anything", "--exits", "kept", "--datastore", "store")
-    assert answer.code == 2
-    assert "do not go together" in answer.err
-
-
 def test_the_reason_against_exits_comes_first(regard, text, tiny):
     words = ["train", *tiny, "--steps", "1", "--task.corpus", text, "--task.cache", "cache"]
     reasons = {
@@ -313,18 +278,3 @@ def test_the_reason_against_exits_comes_first(regard, text, tiny):
             assert answer.code == 2
             assert reason in answer.err, (name, heads, answer.err)
             assert "--heads" not in answer.err
-
-
-def test_neighbours_are_a_reason_against_exits(regard, run, text, tiny):
-    assert regard("knn", "build", "--model", run, text, "--out", "store").code == 0
-    words = ["train", "--preset", "spalm", *tiny, "--model.memory", "none", "--model.layers", "2", "--steps", "1"]
-    words += ["--task.corpus", text, "--task.cache", "cache", "--datastore", "store", "--datastore-model", run]
-    assert regard(*words, "--out", "mixed").code == 0
-    for heads in ([], ["--heads", "own"], ["--heads", "light"]):
-        answer = regard("calibrate", "mixed", *GRID, *heads, "--out", "never")
-        assert answer.code == 2
-        assert "it mixes in neighbours" in answer.err
-        assert "--heads" not in answer.err
-    answer = regard("evaluate", "mixed", "--exits", "kept")
-    assert answer.code == 2
-    assert "do not go together" in answer.err

@@ -70,20 +70,6 @@ def test_a_mixed_training_goes_on_with_the_depths_it_would_have_drawn(regard, te
     assert all(torch.equal(part[name], x) for name, x in whole.items())
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ("exits=mixed, confidence=geometric", "use exits='aligned'"),
-        ("decaying=True, confidence=sequence", "leave decaying out"),
-        ("decaying=True, confidence=multinomial", "leave decaying out"),
-    ],
-)
-def test_options_that_have_no_use_together_are_refused(regard, options, said):
-    answer = regard("train", *SHORT, "--model.depth", f"early_exit({options})", "--out", "run")
-    assert answer.code == 2
-    assert said in answer.err
-
-
 @pytest.mark.parametrize("depth", ["early_exit(threshold=0.0, whole=3, exits=aligned)", "light_exit(threshold=0.5)"])
 def test_training_in_bfloat16_ends_with_an_evaluation(regard, text, tmp_path, depth):
     words = [*SHORT, "--model.depth", depth, "--task.length", "32", "--task.corpus", text, "--dtype", "bfloat16"]
@@ -91,24 +77,3 @@ def test_training_in_bfloat16_ends_with_an_evaluation(regard, text, tmp_path, de
     assert answer.code == 0, answer.err
     trained = json.loads(answer.out)["evaluation"]["nats_per_token"]
     assert json.loads(regard("evaluate", "run", "--json").out)["nats_per_token"] == pytest.approx(trained, rel=0.05)
-
-
-def test_halting_tokens_are_shown_by_blocks(regard, text, tmp_path):
-    """Two blocks for each of up to five steps; without halting there is nothing to show."""
-    words = [*SHORT, "--model.layers", "2", "--task.length", "32", "--task.corpus", text]
-    words += ["--task.cache", text.parent / "cache", "--model.depth"]
-    assert regard("train", *words, "universal(steps=5)", "--out", "halting").code == 0
-    shown = regard("generate", "halting", "12 is", "--show-depth", "--max-new-tokens", "4")
-    assert shown.code == 0
-    *_, taken, mean = shown.out.splitlines()
-    found = [int(word) for word in taken.removeprefix("blocks of each token: ").split()]
-    assert len(found) == 4
-    assert all(count % 2 == 0 and 2 <= count <= 10 for count in found)
-    assert mean == f"mean {sum(found) / 4:.2f} of 10 blocks"
-    machine = json.loads(regard("generate", "halting", "12 is", "--json", "--max-new-tokens", "4").out)
-    assert (machine["layers"], machine["of_layers"]) == (found, 10)
-    assert regard("train", *words, "universal(steps=2, halting=False)", "--out", "tied").code == 0
-    refused = regard("generate", "tied", "12 is", "--show-depth", "--json")
-    assert refused.code == 2
-    assert "every token of this model takes every block" in refused.err
-    assert "layers" not in json.loads(regard("generate", "tied", "12 is", "--json", "--max-new-tokens", "4").out)

@@ -87,26 +87,6 @@ def test_attention_for_every_layer_of_a_network_of_any_depth(regard, deep, tmp_p
     assert "one for each of the 3 layers" in answer.err
 
 
-MEMORY = ("none:2", "memorizing(pairs=8, top=2, gate=-4)")
-
-
-@pytest.mark.parametrize("file", [False, True])
-def test_a_memory_for_one_layer(regard, deep, tmp_path, file):
-    (tmp_path / "memory.toml").write_text(f"[model]\nmemory = {json.dumps(MEMORY)}\nmax_length = 4\n")
-    said_so = ["--model.memory", *MEMORY, "--model.max-length", "4"]
-    words = ["--config", "memory.toml"] if file else said_so
-    answer = regard("train", "--from", deep, *SHORT, *words, "--only", "*.memory", "--out", "tuned")
-    assert answer.code == 0, answer.err
-    published = dict(pretrained.load(deep).decoder.named_parameters())
-    assert all(x.equal(published[name]) for name, x in load("tuned").model.named_parameters() if name in published)
-    model = load("tuned").config.model
-    assert (model.memories, model.max_length) == ((None, None, MEMORY[1]), 4)
-    assert [line["step"] for line in said(tmp_path / "tuned", "evaluate")] == [0, 2]
-    assert regard("evaluate", "tuned", "--json").code == 0
-    assert regard("generate", "tuned", "a b c d e f g", "--max-new-tokens", "6").code == 0
-    assert regard("train", "--resume", "tuned", "--steps", "3").code == 0
-
-
 MISFITS = {
     "--model.memory none:3 recent": "one for each of the 3 layers, got 4",
     "--model.memory recnt": "memory: unknown memory 'recnt': did you mean 'recent'",
@@ -132,7 +112,3 @@ def test_weights_that_are_not_there(regard, network, run):
     assert answer.code == 2
     assert "--resume continues a run with its own configuration, so --from would change nothing" in answer.err
     assert not Path("runs").exists()
-
-
-def test_help_names_it(regard):
-    assert "--from" in regard("train", "--help").out

@@ -115,12 +115,6 @@ def test_what_is_for_images_is_refused_elsewhere(regard, trained):
     assert "reads text: give it after the run, or - for standard input" in answer.err
 
 
-def test_data_that_is_not_there(regard):
-    answer = regard("train", "--task", "images", "--task.data", "nowhere.npz")
-    assert (answer.code, answer.out) == (3, "")
-    assert "give a local file of images with --task.data" in answer.err
-
-
 class _Runs:
     """A pickle of it makes a file where it is loaded."""
 

@@ -11,7 +11,6 @@ import pytest
 
 from regard.cli import main
 from regard_lab import report, retrieval, tokens, training
-from regard_lab.benchmark import comparison
 
 SOURCE = Path(__file__).parents[2] / "src"
 WORDS = ["--shape.dim=8", "--shape.heads=1", "--recall-shape.dim=8", "--recall-shape.heads=1", "--text.length=32"]
@@ -43,16 +42,6 @@ def test_a_comparison_that_is_interrupted(tmp_path):
         "regard compare: interrupted; the same command goes on where it stopped, with what is in out"
     )
     assert (tmp_path / "out" / "comparison.json").exists()
-
-
-def test_before_anything_was_written(regard, monkeypatch, tmp_path):
-    def interrupted(*arguments, **named):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(comparison, "compare", interrupted)
-    answer = regard("compare", "--out", str(tmp_path / "out"))
-    assert (answer.code, answer.out) == (130, "")
-    assert answer.err == "regard compare: interrupted; nothing was kept\n"
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -1,9 +1,7 @@
 """regard knn, and evaluate and generate with a datastore: of published weights and of a run of one's own."""
 
-import errno
 import importlib
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -15,7 +13,6 @@ from regard.core.errors import CheckpointError
 from regard_lab.networks.datastores import lookup
 from regard_lab.retrieval import Datastore
 from tests.cli.conftest import published
-from tests.conftest import at_file
 
 TEXTS = ("a b c d e f g h i j a c e g i b d f h j\n" * 5, "j i h g f e d c b a a b b c c d d e e f f\n" * 3)
 
@@ -230,21 +227,6 @@ def test_a_run_of_ones_own_takes_a_datastore(regard, run, text):
     assert answer.code == 0, answer.err
 
 
-def test_a_text_that_is_cut_otherwise_does_not_find_itself(regard, run, text):
-    """What is found is in tests/retrieval/test_own.py; here, that it is left out and said."""
-    assert regard("knn", "build", "--model", str(run), str(text), "--out", "store").code == 0
-    words = [str(run), "--corpus", str(text), "--holdout", "0.2", "--split", "train", "--limit", "20", "--knn.k", "8"]
-    words += ["--datastore", "store"]
-    assert figures(regard, *words, "--knn.own")["nats_per_token"] < figures(regard, *words)["nats_per_token"]
-    for answer in (
-        regard("evaluate", *words),
-        regard("knn", "sweep", "store", str(text), "--model", str(run), "--limit", "3", "--json"),
-    ):
-        count = re.search(r"([\d,]+) of ([\d,]+) targets are in the datastore, and their own", answer.err)
-        assert count is not None
-        assert count[1] == count[2]
-
-
 def test_errors_say_what_is_wrong(regard, network, tmp_path):
     build = ["knn", "build", "--model", network, "folder", "--out"]
     assert regard(*build, "store").code == 0
@@ -296,107 +278,6 @@ def test_errors_say_what_is_wrong(regard, network, tmp_path):
         assert (answer.code, f"{damaged.name} is damaged" in answer.err) == (4, True)
 
 
-def test_datastores_that_do_not_serve_are_named(regard, network, tmp_path):
-    """Empty ones, those of another width, and indices that are damaged or of the datastore before."""
-    build = ["knn", "build", "--model", network]
-    Path("one.txt").write_text("a")
-    assert regard(*build, "one.txt", "--out", "empty").code == 0
-    assert regard(*build, "folder", "--out", "store").code == 0
-    wide = published(tmp_path / "wide", seed=0, dim=32)
-    for words, code, said in (
-        (["generate", network, "a b", "--datastore", "empty"], 4, "the datastore is empty"),
-        (["knn", "search", "empty", "a", "--model", network], 4, "the datastore is empty"),
-        (["knn", "sweep", "empty", "other.txt", "--model", network], 4, "the datastore is empty"),
-        (["generate", wide, "a b", "--datastore", "store"], 4, "keys of 16 numbers, and this model makes 32"),
-        (["knn", "search", "store", "a", "--model", network, "--knn.k", "200"], 6, "--knn.k=200 neighbours"),
-    ):
-        answer = regard(*words)
-        assert (answer.code, said in answer.err) == (code, True), (words, answer.err)
-    pytest.importorskip("faiss", reason="the knn extra is not installed")
-    answer = regard(*build, "one.txt", "--out", "none", "--index", "flat")
-    assert (answer.code, "is empty, so there is nothing to index" in answer.err) == (4, True)
-    assert regard(*build, "folder", "--out", "indexed", "--index", "flat").code == 0
-    uses = ["generate", network, "a", "--datastore", "indexed", "--knn.index", "flat", "--max-new-tokens", "3"]
-    index = Path("indexed/flat.faiss")
-    whole = index.read_bytes()
-    for damaged in (whole[:-1], whole[::-1], b""):
-        index.write_bytes(damaged)
-        answer = regard(*uses)
-        assert (answer.code, "flat.faiss is damaged" in answer.err) == (4, True)
-    index.write_bytes(whole)
-    assert regard(*uses).code == 0
-    assert regard(*build, "other.txt", "--out", "indexed", "--add").code == 0
-    answer = regard(*uses)
-    assert (answer.code, "is of the datastore as it was before" in answer.err) == (4, True)
-
-
-def test_what_ended_before_the_first_block_goes_on(regard, network, monkeypatch):
-    """A disk that is full from the first byte on leaves nothing; a kill, a folder, or one that is not called sound."""
-    build = ["knn", "build", "folder", "--model", network, "--out"]
-    assert regard(*build, "whole").code == 0
-
-    def full(size: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as disk:
-        at_file(disk, full)
-        answer = regard(*build, "store")
-    assert (answer.code, "No space left on device" in answer.err, Path("store").exists()) == (6, True, False)
-
-    def killed(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    for place, partial in (
-        ("regard_lab.retrieval.manifest.Manifest.write", True),
-        ("regard_lab.retrieval.writer.Writer.begin", False),
-    ):
-        shutil.rmtree("store", ignore_errors=True)
-        with monkeypatch.context() as early:
-            early.setattr(place, killed)
-            assert regard(*build, "store").code == 130
-        if partial:
-            Path("store", f".manifest.json.{'0' * 16}.partial").write_bytes(b"{")
-        answer = regard("knn", "verify", "store")
-        assert answer.code == (2 if partial else 4), answer.err
-        answer = regard(*build, "store")
-        assert answer.code == 0, answer.err
-        for path in Path("whole").iterdir():
-            assert (Path("store") / path.name).read_bytes() == path.read_bytes()
-    Path("other").mkdir()
-    Path("other", "mine.txt").write_text("")
-    answer = regard(*build, "other")
-    assert (answer.code, "other exists and is no datastore; choose another name" in answer.err) == (2, True)
-
-
-def test_the_very_first_entry_is_found_too(regard, network):
-    regard("knn", "build", "--model", network, "folder", "--out", "store")
-    first = json.loads(regard("knn", "search", "store", "a", "--model", network, "--json").out)[0]
-    assert (first["place"], first["token"].strip()) == (1, "b")
-    assert first["distance"] == pytest.approx(0, abs=1e-3)
-
-
-def test_one_entry_is_a_datastore_that_serves(regard, network, tmp_path):
-    """Without --knn.k as many neighbours as there are."""
-    (tmp_path / "short.txt").write_text("a b")
-    shutil.rmtree(tmp_path / "folder")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "short.txt").rename(tmp_path / "folder" / "short.txt")
-    assert regard("knn", "build", "--model", network, "folder", "--out", "store").code == 0
-    assert figures(regard, network, "--corpus", "other.txt", "--datastore", "store")["datastore"]["k"] == 1
-    assert len(json.loads(regard("knn", "search", "store", "a b c", "--model", network, "--json").out)) == 1
-    swept = json.loads(regard("knn", "sweep", "store", "other.txt", "--model", network, "--json").out)
-    assert {one["k"] for one in swept["settings"]} == {1}
-
-
-def test_every_setting_is_tried_once(regard, network):
-    regard("knn", "build", "--model", network, "folder", "--out", "store")
-    for k in ("8", "9"):
-        swept = json.loads(regard("knn", "sweep", "store", "other.txt", "--model", network, "--knn.k", k, "--json").out)
-        settings = [(one["lam"], one["k"], one["temperature"]) for one in swept["settings"]]
-        assert len(set(settings)) == len(settings)
-        assert max(one[1] for one in settings) == int(k)
-
-
 def test_names_with_brackets_and_what_is_left_out_are_said_as_they_are(regard, network, tmp_path):
     (tmp_path / "folder" / "empty.txt").write_text("")
     (tmp_path / "[").mkdir()
@@ -432,33 +313,3 @@ def test_windows_of_another_length_are_said(regard, network):
     assert told in regard(*words, "--length", "12").err
     assert "windows" not in regard(*words).err
     assert told in regard("knn", "sweep", "store", "other.txt", "--model", network, "--length", "12").err
-
-
-def test_what_is_there_already_is_told_from_a_datastore(regard, network):
-    regard("knn", "build", "--model", network, "folder", "--out", "store")
-    for words in (("build", "folder", "--model", network), ("merge", "store", "store")):
-        for there in ("other.txt", "folder"):
-            answer = regard("knn", *words, "--out", there)
-            assert answer.code == 2
-            said = "is no folder" if there == "other.txt" else "exists and is no datastore"
-            assert f"{there} {said}; choose another name" in answer.err
-    regard("knn", "build", "--model", network, "folder", "--length", "12", "--out", "short")
-    answer = regard("knn", "merge", "store", "short", "--out", "both")
-    assert (answer.code, "only what has the same --length is joined" in answer.err) == (4, True)
-    answer = regard("knn", "build", "--model", network, "other.txt", "--out", "short", "--add")
-    assert (answer.code, "was built in windows of 12 tokens, not 24: give --length 12" in answer.err) == (4, True)
-
-
-def test_what_takes_long_says_how_far_it_is(regard, network, monkeypatch):
-    """Every ten seconds, on stderr."""
-    seconds = iter(range(0, 10**6, 6))
-    monkeypatch.setattr("regard_lab.tasks.ticking.time.monotonic", lambda: next(seconds))
-    answer = regard("knn", "build", "--model", network, "folder", "--out", "store", "--length", "16", "--json")
-    told = [line for line in answer.err.splitlines() if line.endswith(" entries")]
-    assert told[:2] == ["32 entries", "64 entries"]
-    for words in (("evaluate", network, "--corpus", "folder", "--datastore", "store"), ("knn", "sweep", "store")):
-        more = () if words[0] == "evaluate" else ("folder", "--model", network)
-        answer = regard(*words, *more, "--length", "16", "--json")
-        assert answer.code == 0, answer.err
-        assert "32 targets looked up\n64 targets" in answer.err
-        json.loads(answer.out)

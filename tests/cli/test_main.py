@@ -210,16 +210,6 @@ def test_importing_costs_little_beside_torch(environment):
     assert _least(call, 0.15) < 0.15
 
 
-def test_help_says_what_an_option_takes(regard):
-    for verb in ("generate", "train", "compare", "evaluate"):
-        answer = regard(verb, "--help")
-        assert answer.code == 0
-        assert "{None}" not in answer.out
-    assert "--kv-heads INT" in regard("train", "--help").out.replace("model.", "")
-    answer = regard("train", "--model.kv-heads", "None", "--model.dim", "7")
-    assert "heads must divide dim" in answer.out + answer.err  # so that None was read
-
-
 def test_nothing_that_is_shown_steers_the_terminal(capsys):
     screen, text = console(), "\x1b[2J\x9b"
     screen.print(text, markup=False)

@@ -68,16 +68,3 @@ def test_a_folder_of_every_kind_of_text(regard, tmp_path):
     assert found["bits_per_byte"] > 0
     answer = regard("evaluate", "run", "--corpus", "mine/b.md")
     assert answer.code == 0, answer.err
-
-
-@pytest.mark.parametrize("task", ["images", "super_resolution", "classification"])
-def test_images_need_no_file(regard, tmp_path, task):
-    own = ["--task.data", "shapes"] if task == "classification" else []
-    answer = regard("train", "--task", task, *own, *SHORT, "--evaluate-examples", "4")
-    assert answer.code == 0, answer.err
-    assert 'data = "shapes"' in (tmp_path / "run/config.toml").read_text()
-    if task == "classification":
-        assert "Try it: regard evaluate run" in answer.out
-        assert "disc" in (tmp_path / "run/labels.json").read_text()
-    else:
-        assert regard("generate", "run", "--out", "drawn.png", "--count", "2").code == 0

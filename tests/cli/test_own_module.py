@@ -99,12 +99,6 @@ def test_a_class_that_fails_when_it_is_called_in_a_process_of_its_own(own):
     )
 
 
-def test_a_check_shows_the_line_that_fails(own):
-    [result] = check_attention("module_of_faults:Fails", checks=["causality"])
-    assert result.status == "failed"
-    assert result.message.endswith("\nhelper_of_faults.py, line 4, in wrong: return x.nothing_there")
-
-
 @pytest.mark.parametrize("use", [check_attention, library.register])
 def test_python_refuses_a_class_without_facts(use):
     class NoFacts(library.Attention):

@@ -3,8 +3,6 @@
 import json
 import math
 import re
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -12,9 +10,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from regard.files import consent
 from regard.integrations import pretrained
-from regard.models import Encoder, LanguageModel, presets
+from regard.models import Encoder, presets
 from tests.cli.conftest import WORDS, letters
 
 
@@ -42,13 +39,6 @@ def test_a_key_that_is_not_applied_may_be_ignored(regard, network):
         assert "logit_gain=2.0: regard does not apply this key; if it changes nothing, load with --ignore" in answer.err
         answer = regard(verb, network, *words, "--ignore", "is_causal", "logit_gain")
         assert answer.code == 0, answer.err
-
-
-def test_a_file_of_text_is_one_document_where_it_is_not_split(regard, network):
-    Path("few.txt").write_text("a b c d e f g h i j")
-    whole = evaluated(regard, network, "--corpus", "few.txt")
-    assert whole["tokens"] == 9
-    assert evaluated(regard, network, "--corpus", "few.txt", "--split", "train")["tokens"] < 9
 
 
 def test_evaluate_with_more_positions(regard, network):
@@ -169,38 +159,6 @@ def test_what_was_saved_is_evaluated_and_continues_texts(regard, network, saved)
     assert json.loads(page.out)["models"][0]["layers"][0]["mechanism"] == "linear"
     refused = regard("generate", saved, "--chat")
     assert "has no chat template" in refused.err
-
-
-def test_damage_of_what_was_saved_is_named(regard, saved, tmp_path):
-    whole = (tmp_path / "saved" / "model.safetensors").read_bytes()
-    (tmp_path / "saved" / "model.safetensors").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    answer = regard("generate", saved, "a")
-    assert answer.code == 4
-    assert "model.safetensors is damaged" in answer.err
-    (tmp_path / "saved" / "network.json").unlink()
-    answer = regard("evaluate", saved)
-    assert answer.code == 4
-    assert "network.json is missing" in answer.err
-
-
-def test_what_was_saved_imports_what_it_names_with_trust_alone(regard, network, tmp_path, monkeypatch):
-    (tmp_path / "mechanism_of_the_folder.py").write_text(
-        "from regard.attention.dense.uniform import Uniform\n\n\nclass Mine(Uniform):\n    pass\n"
-    )
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    spec = "mechanism_of_the_folder:Mine"
-    loaded = pretrained.load(network)
-    model = LanguageModel(replace(loaded.decoder.config, attention=(spec,)))
-    pretrained.save(replace(loaded, model=model, config=model.config), tmp_path / "saved")
-    commands = (["generate", "a", "--max-new-tokens", "2"], ["evaluate", "--corpus", "text.txt"], ["explore", "a b"])
-    for verb, *words in commands:
-        monkeypatch.setattr(consent, "_agreed", set())
-        monkeypatch.delitem(sys.modules, "mechanism_of_the_folder", raising=False)
-        answer = regard(verb, "saved", *words)
-        assert (answer.code, answer.out) == (2, "")
-        assert f"network.json names {spec}" in answer.err
-        assert "mechanism_of_the_folder" not in sys.modules
-        assert regard(verb, "saved", *words, "--trust").code == 0
 
 
 @pytest.mark.parametrize("words", [["--attention", "local"], ["--max-length", "40"]])

@@ -187,22 +187,6 @@ def test_runs_are_told_apart_by_their_names(regard, runs, tmp_path, monkeypatch)
         assert all(f">{name}<" in page for name in names)
 
 
-def test_ponder_steps(regard, runs):
-    found, page = reported(regard, runs / "ponder", "--prompt", "1", "--max-new-tokens", "9")
-    (run,) = found["runs"]
-    assert (run["unit"], run["most"], run["exits"], len(run["fixed"])) == ("steps", 3, [], 3)
-    assert sum(run["used"]["taken"]) == found["tokens"]
-    told = json.loads(regard("evaluate", runs / "ponder", "--limit", "6", "--json").out)
-    assert run["used"]["bits_per_byte"] == pytest.approx(told["bits_per_byte"], rel=1e-6)
-    (bars,) = figures(page)["taken-0"]["data"]
-    assert bars["y"] == [count / found["tokens"] for count in run["used"]["taken"]]
-    assert "Ponder steps of ponder" in page
-    got = json.loads(regard("generate", runs / "ponder", "1", "--max-new-tokens", "9", "--json").out)
-    assert got["of_layers"] == 6, "of two blocks that are taken up to three times"
-    assert max(got["layers"]) <= 6
-    assert [2 * taken for _, taken in found["texts"][0]["pieces"]] == got["layers"], "steps, as everywhere on the page"
-
-
 def test_spans_by_layer_and_head(regard, runs):
     found, page = reported(regard, runs / "looking")
     spans = {(one["layer"], one["head"]): one for one in found["runs"][0]["spans"]}

@@ -112,15 +112,6 @@ def test_evaluate_searches_as_it_is_told(regard, made, tmp_path):
     assert "takes no --corpus" in regard("evaluate", made["poems"], "--corpus", "song_ci").err
 
 
-def test_evaluate_without_the_library(regard, made, monkeypatch):
-    import sys
-
-    monkeypatch.setitem(sys.modules, "sacrebleu", None)
-    answer = regard("evaluate", made["translation"])
-    assert (answer.code, answer.out) == (2, "")
-    assert "needs the sacrebleu package: pip install 'regard[metrics]'" in answer.err
-
-
 def test_generate_translates_line_by_line(regard, made):
     import regard as package
 
@@ -169,16 +160,6 @@ def test_generate_of_text_takes_no_beam(regard, run):
     answer = regard("generate", "run", "a", "--beam", "2")
     assert (answer.code, answer.out) == (2, "")
     assert "continues text: --beam has no use for it" in answer.err
-
-
-def test_a_run_without_its_labels(regard, made, tmp_path):
-    import shutil
-
-    shutil.copytree(made["poems"], tmp_path / "run")
-    (tmp_path / "run/labels.json").write_text('{"classes": 3}')
-    answer = regard("generate", "run", "a")
-    assert (answer.code, answer.out) == (4, "")
-    assert "labels.json is damaged" in answer.err
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "tasks.md"

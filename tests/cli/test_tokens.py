@@ -42,24 +42,6 @@ def test_build_says_what_is_in_it(regard, built):
     assert regard("tokens", "verify", built / "bpe").code == 0
 
 
-def test_an_empty_split_is_told(regard):
-    Path("one.txt").write_text("one document")
-    for words in (("build", "one.txt", "--out", "one"), ("stats", "one", "--json")):
-        answer = regard("tokens", *words)
-        assert (answer.code, answer.err.count("split is empty")) == (0, 2)
-
-
-def test_verify_names_what_is_damaged(regard, built, tmp_path):
-    shutil.copytree(built / "store", tmp_path / "store")
-    path = tmp_path / "store" / "00000000.ids"
-    data = bytearray(path.read_bytes())
-    data[5] ^= 1
-    path.write_bytes(data)
-    answer = regard("tokens", "verify", tmp_path / "store")
-    assert answer.code == 3
-    assert "00000000.ids is damaged" in answer.err
-
-
 @pytest.mark.parametrize("task", ["text", "masked"])
 def test_a_run_on_a_store_resumes_with_the_same_bits(regard, tiny, built, tmp_path, task):
     words = ("--task", task, *tiny, "--task.corpus", built / "bpe", "--steps", 4, "--checkpoint-every", 2)
@@ -117,18 +99,3 @@ def test_wrong_words_are_refused(regard, built, words, code, said):
     assert answer.code == code
     assert said in answer.err
     assert {path.name for path in Path("x").glob("*")} <= {"token_build.json", "tokenizer.json"}  # no token yet
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("compare", "softmax", "--text.corpus", "{}/store", "--budget", "1m"), "token store"),
-        (("train", "--task.corpus", "{}/store", "--task.holdout", "0.1"), "decided when it was built"),
-        (("train", "--task.corpus", "{}/store", "--carry", "--model.memory", "recent(length=8)"), "carry"),
-    ],
-)
-def test_what_a_store_cannot_do_is_said(regard, tiny, built, words, said):
-    more = (*tiny, "--out", "run") if words[0] == "train" else ()
-    answer = regard(*(word.format(built) for word in words), *more)
-    assert answer.code in (2, 3)
-    assert said in answer.err

@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from regard_lab.training import checkpoint
-
 
 def config_of(run):
     return tomllib.loads((run / "config.toml").read_text())
@@ -119,30 +117,6 @@ def test_a_step_that_no_memory_holds_is_refused_before_it_begins(regard, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_settings_of_a_model_that_is_too_large_are_those_of_a_file(regard, tmp_path):
-    (tmp_path / "large.toml").write_text('[task]\nname = "recall"\n[model]\nlayers = 999999999999999\n')
-    answer = regard("train", "--config", tmp_path / "large.toml", "--out", tmp_path / "run")
-    assert answer.code == 6, answer.err
-    assert "large.toml and of the flags" in answer.err
-    assert not (tmp_path / "run").exists()
-
-
-MEMORY = ["--model.memory", "recent(length=16)"]
-
-
-def test_a_memory_that_nothing_would_reach_is_refused(regard, tmp_path, short):
-    """The default max_length is 512, and the windows have 32 tokens; the help says what a segment is."""
-    answer = regard("train", *short, *MEMORY, "--out", "r")
-    assert (answer.code, "would remember nothing" in answer.err) == (2, True)
-    answer = regard("train", *short, *MEMORY, "--model.max-length", "8", "--model.position", "learned", "--out", "r")
-    assert (answer.code, answer.out) == (2, "")
-    assert "position learned is built for that many and no more" in answer.err
-    assert not (tmp_path / "r").exists()
-    shown = regard("train", "--help").out
-    assert "With a memory the" in shown
-    assert "tokens of a segment: fewer than the task's length, such as half of it." in shown
-
-
 def test_the_file_chooses_the_task_and_a_flag_another_one(regard, tmp_path, text):
     (tmp_path / "a.toml").write_text(FILE)
     assert regard("train", "--config", "a.toml", "--out", "r", "--steps", "1").code == 0
@@ -181,58 +155,6 @@ def test_a_finished_run_is_extended_by_name(regard, run):
     answer = regard("train", "--resume", "run", "--steps", "5")
     assert answer.code == 2
     assert "run has 6 steps; it can be given more of them, not 5" in answer.err
-
-
-def test_sigterm_saves_and_exits_143_and_the_run_goes_on(regard, tmp_path, short, environment):
-    words = [*map(str, short), "--out", "run", "--checkpoint-every", "100000", "--log-every", "1"]
-    words[words.index("--steps") + 1] = "100000"
-    command = [sys.executable, "-m", "regard.cli.main", "train", *words]
-    process = subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    while "step 3 " not in process.stderr.readline():
-        assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
-    shown = process.communicate(timeout=60)[1]
-    assert process.returncode == 143
-    assert "SIGTERM: saved at step" in shown
-    assert "Traceback" not in shown
-    (saved,) = (tmp_path / "run/checkpoints").iterdir()
-    step = int(saved.name.removeprefix("step-"))
-    config = tmp_path / "run/config.toml"
-    config.write_text(config.read_text().replace("steps = 100000", f"steps = {step + 1}"))
-    assert regard("train", "--resume", "run", "--edited").code == 0
-    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if line["kind"] == "train"] == [*range(1, step + 2)]
-
-
-def test_two_processes_that_begin_at_once_get_two_folders(regard, short, tmp_path, monkeypatch):
-    """The other one begins between the choice of the first one's number and its first write."""
-    from regard_lab import training
-
-    begin, said = training.train, []
-
-    def other_first(*arguments, **options):
-        monkeypatch.setattr(training, "train", begin)
-        said.append(regard("train", *short[:-1], "1", "--json"))
-        return begin(*arguments, **options)
-
-    monkeypatch.setattr(training, "train", other_first)
-    said.append(regard("train", *short[:-1], "1", "--json"))
-    assert [json.loads(answer.out)["run"] for answer in said] == ["runs/002", "runs/001"]
-    before = sorted(tmp_path.rglob("*"))
-    assert regard("train", *short[:-1], "1", "--task.length", "100000").code == 3
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_another_process_holds_the_run(regard, run, environment):
-    code = "import sys, time; from regard_lab.training.interruption import locked; from pathlib import Path\n"
-    code += "with locked(Path('run')):\n    print('held', flush=True); sys.stdin.read()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, cwd=run.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as holder:
-        assert holder.stdout.readline() == b"held\n"
-        answer = regard("train", "--resume", "run")
-    assert answer.code == 6
-    assert "is being trained by another process" in answer.err
 
 
 @pytest.mark.parametrize("saved", [False, True])
@@ -296,14 +218,6 @@ def test_a_setting_of_a_file_that_cannot_be_is_told_with_the_file(regard, tmp_pa
     assert "mine.toml" not in regard("train", "--model.attention", spec, *words).err
 
 
-def test_a_corpus_of_a_file_that_is_not_there_is_told_with_the_file(regard, tmp_path):
-    (tmp_path / "mine.toml").write_text('[task]\ncorpus = "absent.txt"\n')
-    answer = regard("train", "--config", "mine.toml", "--out", "out")
-    assert answer.code == 3
-    assert "absent.txt" in answer.err
-    assert "mine.toml" in answer.err
-
-
 def test_a_terminal_that_is_closed_leaves_a_checkpoint(regard, tmp_path, short, environment):
     """The shell and the system send SIGHUP, and nothing can be shown any more."""
     words = [*map(str, short), "--out", "run", "--checkpoint-every", "100000", "--log-every", "1"]
@@ -333,20 +247,3 @@ def test_nohup_goes_on_when_a_terminal_is_closed(tmp_path, short, environment):
         time.sleep(0.01)
     process.send_signal(signal.SIGHUP)
     assert process.wait(60) == 0
-
-
-def test_a_checkpoint_that_is_removed_while_it_is_verified_is_not_damaged(regard, run, monkeypatch):
-    """As by who trains the run, once there is a newer one."""
-    read = checkpoint.load_folder
-    gone = []
-
-    def removed(path, only=None):
-        if not gone:
-            gone.append(path)
-            shutil.rmtree(path)
-        return read(path, only)
-
-    monkeypatch.setattr(checkpoint, "load_folder", removed)
-    answer = regard("checkpoint", "verify", "run")
-    assert answer.code == 0, answer.out
-    assert gone[0].name not in answer.out

@@ -96,16 +96,6 @@ def test_a_run_without_text_generates_none(regard, recall_run):
     assert "was trained on recall, which has no text" in answer.err
 
 
-@pytest.mark.parametrize("position", ["learned", "learned(per_layer=True)"])
-def test_too_long_for_positions_that_end(regard, tiny, text, tmp_path, position):
-    words = [*tiny, "--task.corpus", text, "--task.cache", text.parent / "cache", "--steps", "1", "--out", "r"]
-    assert regard("train", *words, "--model.position", position, "--model.max-length", "40").code == 0
-    assert regard("generate", "r", "abc", "--max-new-tokens", "38").code == 0
-    answer = regard("generate", "r", "abc", "--max-new-tokens", "39")
-    assert (answer.code, answer.out) == (6, "")
-    assert "generate at most 38 tokens" in answer.err
-
-
 def test_checkpoints_are_listed_verified_and_exported(regard, run, tmp_path):
     names = ["step-00000002", "step-00000004"]
     listed = json.loads(regard("checkpoint", "list", "run", "--json").out)
@@ -141,10 +131,6 @@ def test_checkpoint_refuses(regard, run, tmp_path, words, code, message):
     assert (answer.code, answer.out) == (code, "")
     assert message in answer.err
     assert (tmp_path / "taken").read_text() == "mine"
-
-
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-7])
 
 
 def flip(path):
@@ -186,38 +172,6 @@ def test_a_damaged_newest_checkpoint(regard, run, damage):
     assert package.load(run).step == 2
     assert regard("train", "--resume", "run").code == 0
     assert package.load(run).step == 4
-
-
-def test_the_warning_about_a_damaged_checkpoint_comes_once(regard, run, caplog):
-    flip(run / "checkpoints/step-00000004/model.safetensors")
-    answer = regard("train", "--resume", "run")
-    assert answer.code == 0
-    assert (caplog.text + answer.err).count("skipped a damaged checkpoint") == 1
-
-
-def test_only_damaged_checkpoints(regard, run):
-    for saved in (run / "checkpoints").iterdir():
-        cut(saved / "model.safetensors")
-    for words in (
-        ["evaluate", "run"],
-        ["generate", "run", "a"],
-        ["train", "--resume", "run"],
-        ["checkpoint", "export", "run", "--out", "x"],
-    ):
-        answer = regard(*words)
-        assert (answer.code, answer.out) == (4, "")
-        assert "no checkpoint in run/checkpoints verifies" in answer.err
-    assert len(list((run / "checkpoints").iterdir())) == 2
-
-
-def test_no_checkpoint_yet(regard, run):
-    for saved in list((run / "checkpoints").iterdir()):
-        saved.rename(run / saved.name)
-    for words in (["generate", "run", "a"], ["evaluate", "run"], ["checkpoint", "export", "run", "--out", "x"]):
-        answer = regard(*words)
-        assert (answer.code, answer.out) == (4, "")
-        assert "has no checkpoint yet" in answer.err
-    assert "has no checkpoint yet" in regard("checkpoint", "list", "run").out
 
 
 @pytest.mark.parametrize(

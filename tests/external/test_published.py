@@ -20,29 +20,6 @@ def close(a, b):
     assert (a - b).abs().max() <= 2e-6 * max(1.0, b.abs().max())
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_softmax_is_torch(causal):
-    q, k, v = draw(3, 2, 4, 37, 16)
-    close(regard.attend(q, k, v, causal=causal), F.scaled_dot_product_attention(q, k, v, is_causal=causal))
-
-
-def test_softmax_layer_is_torchs_multihead_attention_with_its_weights():
-    theirs = torch.nn.MultiheadAttention(32, 4, bias=False, batch_first=True)
-    layer = regard.AttentionLayer(32, "softmax", heads=4, causal=False)
-    with torch.no_grad():
-        for own, weight in zip(
-            (layer.projections.query, layer.projections.key, layer.projections.value),
-            theirs.in_proj_weight.chunk(3),
-            strict=True,
-        ):
-            own.weight.copy_(weight)
-        layer.projections.output.weight.copy_(theirs.out_proj.weight)
-    x = draw(2, 9, 32)
-    keep = torch.arange(9) < torch.tensor([[9], [5]])
-    ours = layer(x, key_mask=keep).hidden
-    close(ours, theirs(x, x, x, key_padding_mask=~keep, need_weights=False)[0])
-
-
 @pytest.mark.filterwarnings("ignore:Triton is not supported")
 @pytest.mark.parametrize("length", [1, 40, 300])
 def test_forgetting_is_flas_definition(length):
@@ -122,54 +99,6 @@ def test_linformer_layer_is_linformers_with_its_weights():
     for length in (24, 17):
         x = draw(2, length, 32, seed=length)
         close(layer(x).hidden, theirs(x))
-
-
-def nystromformers(init: str, convolution: int | None):
-    """Self-attention of 24 tokens from 6 landmarks, the published one and our layer with its weights."""
-    package = pytest.importorskip(
-        "transformers.models.nystromformer.modeling_nystromformer", reason="transformers is not installed"
-    )
-    configuration = pytest.importorskip("transformers").NystromformerConfig(
-        hidden_size=32, num_attention_heads=4, num_landmarks=6, segment_means_seq_len=24, conv_kernel_size=5
-    )
-    torch.manual_seed(0)
-    theirs = package.NystromformerSelfAttention(configuration).eval()
-    theirs.init_option, theirs.conv_kernel_size = init, convolution
-    layer = regard.AttentionLayer(
-        32, f"nystrom(num_landmarks=6, convolution={convolution})", heads=4, causal=False, bias=True
-    ).eval()
-    own = layer.projections
-    with torch.no_grad():
-        for ours, other in ((own.query, theirs.query), (own.key, theirs.key), (own.value, theirs.value)):
-            ours.weight.copy_(other.weight)
-            ours.bias.copy_(other.bias)
-        own.output.weight.copy_(torch.eye(32))
-        own.output.bias.zero_()
-        if convolution:
-            layer.attention.filters.copy_(theirs.conv.weight[:, 0, :, 0])
-    return theirs, layer
-
-
-@pytest.mark.parametrize("convolution", [None, 5])
-@torch.no_grad()
-def test_nystrom_layer_is_transformers_with_its_weights_and_a_norm_for_each_matrix(convolution):
-    theirs, layer = nystromformers("exact", convolution)
-    x = draw(2, 24, 32)
-    close(layer(x).hidden, theirs(x)[0])
-
-
-@torch.no_grad()
-def test_transformers_couples_the_rows_of_a_batch_and_divides_by_padding_where_ours_does_not():
-    theirs, layer = nystromformers("original", None)
-    x, louder = draw(2, 24, 32), draw(2, 24, 32)
-    louder[1] *= 30
-    assert (theirs(x)[0][0] - theirs(louder)[0][0]).abs().max() > 1e-3
-    close(layer(x).hidden[0], layer(louder).hidden[0])
-    keep = torch.arange(24) < torch.tensor([[24], [12]])
-    hidden = torch.zeros(2, 1, 1, 24).masked_fill(~keep[:, None, None], torch.finfo(torch.float32).min)
-    other = x.masked_fill(~keep[..., None], 3.0)
-    assert (theirs(x, hidden)[0][1, :12] - theirs(other, hidden)[0][1, :12]).abs().max() > 1e-3
-    close(layer(x, key_mask=keep).hidden[1, :12], layer(other, key_mask=keep).hidden[1, :12])
 
 
 def test_linformer_package_ignores_the_mask_that_ours_honours():

@@ -122,19 +122,3 @@ def test_a_tensor_under_two_names_is_refused(tmp_path: Path) -> None:
     save_file({**tensors, name.replace("encoder.layer.1.output.dense", "layers.1.mlp.fc2"): torch.zeros(24)}, file)
     with pytest.raises(CheckpointError, match=r"encoder\.layer\.1\.output\.dense\.bias is there under two names"):
         pretrained.load(tmp_path / "it")
-
-
-def test_other_attention_in_a_vit_is_kept(tmp_path: Path) -> None:
-    network("ViTForImageClassification", num_labels=3).float().save_pretrained(tmp_path / "theirs")
-    dense = pretrained.load(tmp_path / "theirs")
-    other = pretrained.convert(dense, "linear")
-    given = images(dense.model).float()
-    assert (other.model(given).logits - dense.model(given).logits).abs().max() > 1e-3
-    with pytest.raises(UnsupportedError, match="cannot be written as vit:\n  attention=linear, not softmax"):
-        pretrained.export(other, tmp_path / "no")
-    pretrained.save(other, tmp_path / "kept")
-    again = pretrained.load(tmp_path / "kept")
-    assert again.config == replace(dense.config, attention=("linear",), attention_dropout=0.0)
-    assert torch.equal(again.model(given).logits, other.model(given).logits)
-    with pytest.raises((OSError, ValueError), match=r"config\.json|model_type"):
-        transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "kept")

@@ -135,42 +135,6 @@ def test_the_type_of_the_weights_is_kept(dtype: torch.dtype, tmp_path: Path) -> 
     assert all(torch.equal(x, own.model.state_dict()[key]) for key, x in again.model.state_dict().items())
 
 
-def test_a_converted_and_trained_network_goes_on(tmp_path: Path) -> None:
-    """The way from a folder of Hugging Face: other attention, a step, kept; and a step of what was kept."""
-    pretrained.export(loaded(decoder("softmax")), tmp_path / "llama")
-    dense = pretrained.load(tmp_path / "llama")
-    linear = pretrained.convert(dense, "linear")
-    assert not torch.equal(outputs(linear.model), outputs(dense.model))
-    with pytest.raises(UnsupportedError, match=r"pretrained\.save keeps what was loaded or converted as it is"):
-        pretrained.export(linear, tmp_path / "no")
-    losses = []
-    for step in range(3):
-        losses += train(linear.model)
-        pretrained.save(linear, tmp_path / str(step))
-        again = pretrained.load(tmp_path / str(step))
-        assert again.config.attention == ("linear",)
-        assert torch.equal(outputs(again.model), outputs(linear.model))
-        assert again.generate("to be", max_new_tokens=5, seed=1) == linear.generate("to be", max_new_tokens=5, seed=1)
-        linear = again
-    assert all(parameter.requires_grad for parameter in linear.model.parameters())
-    assert losses == sorted(losses, reverse=True)
-    assert losses[-1] < 0.8 * losses[0]
-
-
-def train(model: Any) -> list[float]:
-    """The losses before each of two steps on one batch."""
-    tokens, losses = torch.tensor([[3, 7, 28, 1, 8, 2], [4, 4, 0, 9, 5, 5]]), []
-    optimizer = torch.optim.SGD(model.train().parameters(), lr=0.1)
-    for _ in range(2):
-        loss = nn.functional.cross_entropy(model(tokens[:, :-1]).logits.flatten(0, 1), tokens[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    model.eval()
-    return losses
-
-
 @pytest.mark.parametrize("title", ["BertForSequenceClassification", "ViTForImageClassification"])
 def test_names_of_classes_are_kept(title: str, tmp_path: Path) -> None:
     names = ("苹果", "pear", "pear tree")

@@ -307,27 +307,6 @@ def test_a_published_decoder_gets_a_memory(tmp_path, published, text, kind):
     assert again.config.model == run.config.model
 
 
-@pytest.mark.parametrize("carry", [False, True])
-def test_a_killed_run_with_a_memory_goes_on_to_the_same_bits(tmp_path, published, text, carry):
-    given = {"memory": MEMORIES["searched"], "max_length": SEGMENT}
-    config = RunConfig(task=text, training=replace(TRAINING, carry=carry))
-    whole = train(config, tmp_path / "whole", start=start(published, **given))
-
-    def kill(event):
-        if (event["kind"], event["step"]) == ("step", 5):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "run", start=start(published, **given), on_progress=kill)
-    shutil.rmtree(published)
-    again = resume(tmp_path / "run")
-    ours, theirs = (newest(run.path / "checkpoints")[0] for run in (again, whole))
-    for name in ("model", "optimizer", "rng", "memory")[: 4 if carry else 3]:
-        files = [each.path / f"{name}.safetensors" for each in (ours, theirs)]  # type: ignore[union-attr]
-        assert filecmp.cmp(*files, shallow=False), name
-    assert evaluations(again) == evaluations(whole)
-
-
 def test_a_memory_without_a_second_segment_is_refused(tmp_path, published, text):
     with pytest.raises(ConfigError, match=r"would remember nothing: a segment has model\.max_length=48"):
         train(RunConfig(task=text, training=TRAINING), tmp_path / "run", start=start(published, memory="recent"))

@@ -74,6 +74,8 @@ def no_gradient_reaches_earlier_segments(part: type[Memory]) -> None:
     for layer, what in _sampled(part):
         x, later = _input().requires_grad_(), _input(SEGMENT, "later").requires_grad_()
         memory = _read(layer.train(), x)[1]
+        graph = [name for name, kept in memory.tensors().items() if kept.requires_grad]
+        require(not graph, f"{what}: {graph} keep the graph of earlier segments")
         layer(later, memory=memory).hidden.square().sum().backward()
         require(x.grad is None or not x.grad.any(), f"{what}: a gradient reaches what is remembered")
         require(later.grad is not None and bool(later.grad.any()), f"{what}: no gradient reaches the segment itself")

@@ -3,17 +3,16 @@
 import math
 import subprocess
 import sys
-from collections.abc import Mapping
 from typing import ClassVar
 
 import pytest
 import torch
 
 import regard
-from regard import AttentionLayer, catalog, position
+from regard import AttentionLayer, catalog
 from regard.core.errors import ConfigError, ShapeError, UnsupportedError
-from regard.layer import HeadMix, Prepared
-from regard.memory import Memory, MemoryState
+from regard.layer import Prepared
+from regard.memory import MemoryState
 from regard.testing.compare import assert_close, assert_identical
 
 LENGTH = 13
@@ -31,10 +30,6 @@ def layer(spec: str = "softmax", dim: int = 16, **options) -> AttentionLayer:
 
 def heads_of(x: torch.Tensor, count: int) -> torch.Tensor:
     return x.unflatten(-1, (count, -1)).transpose(1, 2)
-
-
-def streaming() -> list[str]:
-    return [name for name in catalog.names(supports=["causal", "state"]) if "k" in regard.describe(name).reads]
 
 
 def sample(name: str) -> str:
@@ -87,19 +82,6 @@ def test_widths_and_weights_from_the_seed():
     assert big.projections.query.weight.std().item() == pytest.approx(512**-0.5, rel=0.02)
 
 
-@pytest.mark.parametrize("name", [name for name in catalog.names() if "causal" in regard.describe(name).supports.names])
-def test_every_mechanism_trains_in_a_layer(name):
-    attention = layer(sample(name)).train()
-    x = randn(2, LENGTH, 16).requires_grad_()
-    found = attention(x)
-    assert found.hidden.shape == x.shape
-    assert (found.state, found.memory) == (None, None)
-    assert set(found.losses) == set(attention.attention.info.losses)
-    (found.hidden.square().sum() + sum(found.losses.values())).backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in attention.parameters())
-    assert x.grad.abs().sum() > 0
-
-
 def test_the_size_of_its_output_is_a_loss():
     """lambda sum |W_o concat(heads)| of real tokens, in training alone; it changes no output."""
     keep = torch.arange(LENGTH) < torch.tensor([[LENGTH], [LENGTH - 3]])
@@ -115,50 +97,6 @@ def test_the_size_of_its_output_is_a_loss():
     assert plain(x).losses == sized.eval()(x).losses == {}
     half = sized.half().train()(torch.full((1, 9, 16), 6e3).half())  # the sum leaves float16
     assert (half.losses["output_l1"].dtype, half.losses["output_l1"].isfinite().item()) == (torch.float32, True)
-
-
-UNBIASED = [scheme for scheme in position.names() if not position.position_class(scheme).biased]
-
-
-@pytest.mark.parametrize(
-    ("name", "scheme"), [(name, None) for name in streaming()] + [(MIX, scheme) for scheme in UNBIASED]
-)
-def test_a_stream_is_the_whole(name, scheme):
-    """Pieces with a state give what one call gives; tests/position asks it of every mechanism with every scheme."""
-    attention = layer(sample(name), position=scheme)
-    x = randn(2, LENGTH, 16)
-    with torch.no_grad():
-        whole = attention(x).hidden
-        state, pieces = attention.initial_state(2), []
-        for piece in x.split([5, 1, 1, 6], 1):
-            found = attention(piece, state=state)
-            state, _ = found.state, pieces.append(found.hidden)
-    assert_close(torch.cat(pieces, 1), whole, tolerance=1e-9, what=f"{name} with {scheme}")
-    assert state.length == LENGTH
-
-
-@pytest.mark.parametrize("scheme", ["alibi", "rotary", "transformer_xl"])
-def test_relative_schemes_see_distances_only(scheme):
-    attention = layer("local(window=3)", position=scheme)
-    x = randn(1, 6, 16)
-    longer = torch.cat([randn(1, 9, 16, seed=5), x], 1)
-    # Position 5 of x sees 4 .. 5 in both; what is further back is outside the window.
-    with torch.no_grad():
-        short, long = attention(x).hidden[:, 5], attention(longer).hidden[:, 14]
-    assert_close(short, long, tolerance=1e-10, what=scheme)
-
-
-@pytest.mark.parametrize("scheme", ["learned", "sinusoidal", "rotary"])
-def test_left_padding_with_positions_is_no_padding(scheme):
-    """Absolute and rotary schemes take each row's own positions."""
-    attention = layer(position=scheme)
-    x = randn(1, 7, 16)
-    padded = torch.cat([randn(1, 4, 16, seed=8), x], 1)
-    mask = torch.tensor([[False] * 4 + [True] * 7])
-    where = (torch.arange(11) - 4).clamp_min(0)[None]
-    with torch.no_grad():
-        found = attention(padded, key_mask=mask, positions=where).hidden[:, 4:]
-        assert_close(found, attention(x).hidden, tolerance=1e-10, what=scheme)
 
 
 @pytest.mark.parametrize("name", catalog.names(supports=["cross", "bidirectional"]))
@@ -189,137 +127,6 @@ def test_a_prepared_source_of_a_mechanism_without_state():
     loaded = prepared.load(prepared.dump())
     assert loaded.length == 8
     assert_identical(loaded.content["k"], prepared.content["k"], what="k")
-
-
-def test_a_memory_is_the_past_as_leading_keys():
-    """Transformer-XL: segment by segment with a memory that holds everything is one long sequence, one layer deep."""
-    attention = layer(memory="recent(length=32)", position="transformer_xl")
-    x = randn(2, LENGTH, 16)
-    with torch.no_grad():
-        whole = attention(x).hidden
-        memory, pieces = attention.memory.initial_state(2, dtype=torch.float64), []
-        for piece in x.split([4, 5, 4], 1):
-            found = attention(piece, memory=memory)
-            memory, _ = found.memory, pieces.append(found.hidden)
-    assert_close(torch.cat(pieces, 1), whole, tolerance=1e-10, what="memory")
-    assert_identical(memory["hidden"], x, what="the memory itself")
-    assert memory.length == LENGTH
-
-
-def test_a_short_memory_forgets_and_stops_the_gradient():
-    attention = layer(memory="recent(length=3)")
-    x = randn(1, 5, 16).requires_grad_()
-    memory = attention(x, memory=attention.memory.initial_state(1, dtype=torch.float64)).memory
-    assert_identical(memory["hidden"], x[:, 2:].detach(), what="the last three")
-    attention(randn(1, 2, 16, seed=3), memory=memory).hidden.sum().backward()
-    assert x.grad is None
-
-
-def test_a_mask_beside_a_memory_is_of_the_new_tokens():
-    attention = layer(memory="recent(length=8)")
-    past, x = MemoryState({"hidden": randn(1, 4, 16)}, 4), randn(1, 3, 16, seed=2)
-    mask = torch.tensor([[True, False, True]])
-    with torch.no_grad():
-        found = attention(x, memory=past, key_mask=mask).hidden
-        other = attention(torch.cat([x[:, :1], x[:, 1:2] + 1, x[:, 2:]], 1), memory=past, key_mask=mask).hidden
-    assert_identical(found[:, [0, 2]], other[:, [0, 2]], what="the masked token is not seen")
-
-
-def test_a_memory_carries_the_mask_of_what_it_keeps():
-    """A masked token of an earlier segment influences nothing later, whatever it held."""
-    attention, x = layer(memory="recent(length=8)", position="rotary"), randn(2, LENGTH, 16)
-    keep = torch.ones(2, 6, dtype=torch.bool)
-    keep[0, 3] = keep[1, 0] = False
-    outputs = []
-    for content in (0.0, 1e4, float("nan")):
-        first = x[:, :6].masked_fill(~keep[..., None], content)
-        with torch.no_grad():
-            memory = attention(
-                first, key_mask=keep, memory=attention.memory.initial_state(2, dtype=torch.float64)
-            ).memory
-            outputs.append(attention(x[:, 6:], memory=memory).hidden)
-    assert_identical(outputs[1], outputs[0], what="1e4 under the mask")
-    assert_identical(outputs[2], outputs[0], what="NaN under the mask")
-    with torch.no_grad():
-        unmasked = attention(x[:, :6], memory=attention.memory.initial_state(2, dtype=torch.float64)).memory
-        assert not torch.equal(attention(x[:, 6:], memory=unmasked).hidden, outputs[0])
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_segment_goes_on_token_by_token(masked):
-    attention, x = layer(memory="recent(length=4)", position="rotary"), randn(2, LENGTH, 16)
-    keep = torch.ones(2, LENGTH, dtype=torch.bool)
-    keep[0, 2] = not masked
-    keep[1, 6] = not masked
-    segments = [(0, 5), (5, 9), (9, LENGTH)]
-    with torch.no_grad():
-        memory, wanted = attention.memory.initial_state(2, dtype=torch.float64), []
-        for first, stop in segments:
-            found = attention(x[:, first:stop], key_mask=keep[:, first:stop], memory=memory)
-            memory, _ = found.memory, wanted.append(found.hidden)
-        streamed, pieces = attention.memory.initial_state(2, dtype=torch.float64), []
-        for first, stop in segments:
-            state = attention.initial_state(2)
-            for at in range(first, stop):
-                found = attention(x[:, at : at + 1], key_mask=keep[:, at : at + 1], state=state, memory=streamed)
-                state, streamed, _ = found.state, found.memory, pieces.append(found.hidden)
-            streamed = attention.next_segment(streamed)
-    assert_close(torch.cat(pieces, 1), torch.cat(wanted, 1), tolerance=1e-10, what="token by token")
-    assert_identical(streamed["hidden"], memory["hidden"], what="the memory")
-    assert streamed.length == memory.length == LENGTH
-
-
-def test_remembering_is_the_state_of_the_whole_call():
-    attention, x = layer(position="rotary"), randn(2, LENGTH, 16)
-    with torch.no_grad():
-        whole = attention(x, state=attention.initial_state(2)).state
-        kept = attention.remember(x, state=attention.initial_state(2))
-    for name, tensor in whole.tensors().items():
-        assert_close(kept.tensors()[name], tensor, tolerance=1e-12, what=name)
-    assert kept.length == whole.length
-
-
-class Searched(Memory):
-    """Adds the mean of what earlier segments' values were: a memory that is read with the queries."""
-
-    searched: ClassVar[bool] = True
-    losses: ClassVar[Mapping[str, float]] = {"size": 0.5}
-
-    def initial_state(self, batch, *, device=None, dtype=None):
-        shape = (batch, self.heads.kv_heads, self.heads.value_width)
-        return MemoryState({"mean": torch.zeros(shape, device=device, dtype=dtype)})
-
-    def read(self, q, local, state):
-        return local + q.sum(-1, keepdim=True) * state["mean"].repeat_interleave(self.heads.group, 1)[:, :, None]
-
-    def write(self, state, x, *, q, k, v, project, key_mask=None):
-        for name, mine, theirs in zip("kv", project(x), (k, v), strict=True):
-            assert_close(theirs, mine, tolerance=1e-12, what=name)
-        losses = {"size": v.square().mean()} if self.training else {}
-        return MemoryState({"mean": v.mean(2).detach()}, state.length + x.shape[1]), losses
-
-
-def test_a_memory_that_is_searched_mixes_with_the_values():
-    attention, x = layer(), randn(2, LENGTH, 16)
-    attention.memory = Searched(attention.heads, 16).eval()
-    with torch.no_grad():
-        empty = attention.memory.initial_state(2, dtype=torch.float64)
-        first = attention(x[:, :6], memory=empty)
-        plain = attention(x[:, 6:]).hidden
-        assert_close(first.hidden, attention(x[:, :6]).hidden, tolerance=1e-12, what="nothing to find yet")
-        q, v = attention.projections.queries(x[:, 6:]), attention.projections.values(x[:, :6])
-        more = q.sum(-1, keepdim=True) * v.mean(2)[:, :, None]
-        wanted = (
-            plain
-            + attention.projections.output(more.transpose(1, 2).flatten(2))
-            - (0 if attention.projections.output.bias is None else attention.projections.output.bias)
-        )
-        assert_close(
-            attention(x[:, 6:], memory=first.memory).hidden, wanted, tolerance=1e-12, what="with what it found"
-        )
-    assert first.losses == {}
-    attention.train()
-    assert set(attention(x, memory=empty).losses) == {"memory.size"}
 
 
 def test_the_output_is_a_sum_over_heads():
@@ -357,14 +164,6 @@ def test_one_head_with_weights_of_one_is_the_mechanism():
         assert_close(attention(x).hidden, wanted, tolerance=1e-12, what="identity weights")
 
 
-def test_vectors_as_columns_are_the_same_by_transposition():
-    """A = K^T Q / sqrt(d), a softmax over its first axis, the keys, and O = V A', as some texts write it."""
-    q, k, v = randn(7, 4), randn(9, 4, seed=1), randn(9, 5, seed=2)
-    columns = v.T @ (k @ q.T / 2).softmax(0)
-    rows = regard.attend(q[None, None], k[None, None], v[None, None])[0, 0]
-    assert_close(columns.T, rows, tolerance=1e-12, what="columns")
-
-
 @pytest.mark.parametrize("causal", [True, False])
 def test_self_attention_without_projections(causal):
     """Queries, keys and values are the hidden states of each head, and nothing follows."""
@@ -377,26 +176,6 @@ def test_self_attention_without_projections(causal):
         logits = logits.masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -math.inf)
     wanted = (logits.softmax(-1) @ each).transpose(1, 2).flatten(2)
     assert_close(attention(x).hidden, wanted, tolerance=1e-12, what="hidden")
-
-
-@pytest.mark.parametrize("name", [name for name in catalog.names() if "causal" in regard.describe(name).supports.names])
-def test_every_mechanism_works_without_projections(name):
-    """What the layer gives is what the mechanism gives on the split hidden states."""
-    attention = layer(sample(name), projections="none")
-    assert {part.split(".")[0] for part, _ in attention.named_parameters()} <= {"attention", "inputs"}
-    x = randn(2, LENGTH, 16)
-    with torch.no_grad():
-        each = heads_of(x, 4)
-        inputs = attention.inputs(attention.attention, x, x)
-        wanted = attention.attention(each, each, each, inputs=inputs).values.transpose(1, 2).flatten(2)
-        assert_close(attention(x).hidden, wanted, tolerance=1e-12, what=name)
-        if not attention.attention.info.supports.state:
-            return
-        state, pieces = attention.initial_state(2, dtype=torch.float64), []
-        for piece in x.split([5, 1, 7], 1):
-            found = attention(piece, state=state)
-            state, _ = found.state, pieces.append(found.hidden)
-    assert_close(torch.cat(pieces, 1), wanted, tolerance=1e-9, what=f"{name} in pieces")
 
 
 def test_cross_attention_and_positions_without_projections():
@@ -467,31 +246,6 @@ def test_different_widths_are_refused_where_they_cannot_be_compared():
     for scheme in ("alibi", "t5_bias", "shaw_keys"):
         found = layer("additive", query_dim=6, position=scheme)(randn(1, 7, 16)).hidden
         assert (found - layer("additive", query_dim=6)(randn(1, 7, 16)).hidden).abs().max() > 1e-6
-
-
-def test_mechanisms_are_shared_by_giving_the_module():
-    shared = regard.build("additive", regard.Heads(count=4, key_dim=4, causal=True, max_length=32))
-    first, second = (AttentionLayer(16, shared, heads=4, max_length=32, seed=s, causal=True) for s in (0, 1))
-    assert first.attention is second.attention is shared
-    with pytest.raises(ConfigError, match="the shared mechanism serves"):
-        AttentionLayer(16, shared, heads=2, max_length=32, causal=True)
-
-
-def test_a_mix_gives_each_head_its_own_mechanism():
-    mix = regard.build(MIX, regard.Heads(count=4, key_dim=4, causal=True, kv_count=2)).double().eval()
-    q, k, v = randn(2, 4, 9, 4), randn(2, 2, 9, 4, seed=1), randn(2, 2, 9, 4, seed=2)
-    part = regard.Heads(count=2, key_dim=4, causal=True, kv_count=1)
-    expected = [
-        regard.build(spec, part).double()(q[:, 2 * at : 2 * at + 2], k[:, at : at + 1], v[:, at : at + 1]).values
-        for at, spec in enumerate(("local(window=3)", "linear"))
-    ]
-    assert_identical(mix(q, k, v).values, torch.cat(expected, 1), what="mix")
-    assert_close(mix(q, k, v).values, mix.definition(q, k, v), tolerance=1e-10, what="reference of the mix")
-    state = mix(q, k, v, state=mix.initial_state(2, dtype=torch.float64)).state
-    assert state.nbytes == mix.state_nbytes(2, 9, torch.float64)
-    assert isinstance(mix, HeadMix)
-    assert regard.describe(MIX).supports == mix.info.supports
-    assert not mix.info.supports.bias
 
 
 @pytest.mark.parametrize(

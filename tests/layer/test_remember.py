@@ -5,7 +5,7 @@ import torch
 
 import regard
 from regard import AttentionLayer, ConfigError, UnsupportedError
-from regard.memory import MemoryState, build_memory
+from regard.memory import MemoryState
 from regard.testing.compare import assert_close, assert_identical
 from regard.testing.inputs import randn
 
@@ -86,17 +86,3 @@ def test_detached_projections_give_no_gradient_to_their_weights(kind):
         found = torch.autograd.grad(still.sum(), [x, *weights], allow_unused=True, retain_graph=True)
         assert found[0] is not None, "hidden states keep their gradient"
         assert all(gradient is None for gradient in found[1:])
-
-
-@pytest.mark.parametrize("length", [3, 8, 40])
-def test_a_memory_keeps_the_mask_of_the_states_that_it_keeps(length):
-    heads = regard.Heads(count=4, key_dim=4, causal=True)
-    memory, x, nothing = build_memory(f"recent(length={length})", heads, 16), hidden(), torch.zeros(2, 4, 0, 4)
-    state = memory.initial_state(2, dtype=torch.float64)
-    given = {"q": nothing, "k": nothing, "v": nothing, "project": lambda source: (source, source)}
-    for first, stop in ((0, 5), (5, LENGTH)):
-        state, _ = memory.write(state, x[:, first:stop], key_mask=KEEP[:, first:stop], **given)
-    states, mask = memory.leading(state)
-    real = x.masked_fill(~KEEP[..., None], 0)  # what is hidden is kept as 0
-    assert_identical(states, real[:, -length:], what="what is kept")
-    assert_identical(mask, KEEP[:, -length:], what="its mask")

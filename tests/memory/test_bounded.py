@@ -73,15 +73,6 @@ def test_what_stands_beside_a_datastore_reads_in_bounded_memory(kind, tmp_path):
     assert long == short
 
 
-def test_without_a_bound_it_would_be_seen():
-    """Two memories that are not full before the longer text is over."""
-    shape = {"dim": 16, "heads": 2, "layers": 2, "vocab_size": 20, "max_length": 8}
-    for memory in ("recent(length=500)", "memorizing(pairs=500, top=4)"):
-        model = LanguageModel(ModelConfig(memory=memory, **shape)).eval()
-        short, long = (peak(model, FILLED + n, 8, segments=True) for n in (96, 384))
-        assert all(more > 2 * less for less, more in zip(short, long, strict=True))
-
-
 @pytest.mark.parametrize("change", [
     {"hidden": torch.zeros(2, 3, 8, dtype=torch.int64)},
     {"key_mask": torch.ones(2, 3)},

@@ -64,33 +64,6 @@ def test_the_bookkeeping_of_the_specification():
     assert length - (slots[0] - 2) == 18
 
 
-@pytest.mark.parametrize("lengths", [[5] * 7, [1] * 23, [4, 9, 1, 2, 8], [2, 2]])
-@pytest.mark.parametrize("rate", [1, 2, 3, 5])
-def test_remainders_stay_and_no_block_border_moves(lengths, rate):
-    """By a queue: whole blocks leave the front once more than `length` are behind it."""
-    kept, slots = [], []
-    for position in range(sum(lengths)):
-        kept.append(position)
-        if position + 1 not in torch.tensor(lengths).cumsum(0):
-            continue
-        while len(kept) >= 6 + rate:
-            block, kept = kept[:rate], kept[rate:]
-            slots = [*slots, block[-1]][-4:]
-    memory = memory_of(2, length=6, compressed=4, rate=rate, function="max")
-    assert places(memory, lengths) == (kept, slots, sum(lengths))
-
-
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_segments_of_any_length_leave_the_same_slots(function):
-    """What is compressed depends on where the blocks are, not on the calls; `most_used` compares what leaves together,
-    so there the calls are given."""
-    memory, x = memory_of(length=4, compressed=6, rate=3, function=function), randn(2, 24, DIM)
-    first, second = ([6, 6, 6, 6], [2, 10, 7, 5]) if function != "most_used" else ([6, 6, 12], [6, 6, 12])
-    one, two = written(memory, x, first), written(memory, x, second)
-    for name in ("hidden", "compressed"):
-        assert_close(two[name], one[name], tolerance=1e-12, what=name)
-
-
 @pytest.mark.parametrize("function", FUNCTIONS[:4])
 def test_what_a_slot_is(function):
     """Every slot by its definition, position by position."""
@@ -157,35 +130,6 @@ def test_what_is_masked_has_no_part_in_a_slot(function):
         assert_close(one["compressed"][0, 0], x[0, [0, 2]].mean(0), tolerance=1e-12, what="mean of the real ones")
     if function == "max":
         assert_close(one["compressed"][1, 1], x[1, [3, 4]].amax(0), tolerance=1e-12, what="largest of the real ones")
-
-
-def losses_of(memory: Compressive, x: Tensor, length: int) -> Tensor:
-    """The loss of the last of two segments, in a layer."""
-    layer = (
-        AttentionLayer(DIM, "softmax", heads=HEADS, memory=memory, position="transformer_xl", causal=True)
-        .double()
-        .train()
-    )
-    state = layer.memory.initial_state(len(x), dtype=x.dtype)
-    state = layer(x[:, :length], memory=state).memory
-    (loss,) = layer(x[:, length:], memory=state).losses.values()
-    return loss
-
-
-def test_a_loss_is_nothing_where_nothing_is_lost():
-    """SPEC H2: rate 1 with the identity; the mean of a constant; a decoder that repeats blocks that repeat."""
-    x = randn(2, 12, DIM)
-    constant = x[:, :1].expand(-1, 12, -1)
-    blocks = x[:, :4].repeat_interleave(3, 1)
-    for name in ("mean", "max", "convolution"):
-        same = memory_of(length=2, rate=1, function=name)
-        assert losses_of(same, x, 6).item() < 1e-12
-    for name in ("mean", "max"):
-        assert losses_of(memory_of(length=2, rate=3, function=name), constant, 6).item() < 1e-12
-        again = memory_of(length=3, rate=3, function=name, loss="auto_encoding")
-        assert losses_of(again, blocks, 6).item() < 1e-12
-        for loss in ("attention", "auto_encoding"):
-            assert losses_of(memory_of(length=2, rate=3, function=name, loss=loss), x, 6).item() > 1e-3
 
 
 @pytest.mark.parametrize("masked", [[], [4, 5], [0, 5]])

@@ -258,11 +258,3 @@ def test_a_row_without_lists_and_with_fewer_pairs_than_are_asked_for_finds_those
     q, local = asked(), randn(2, HEADS, 50, DIM, seed=5)
     theirs, ours = (memory.read(q, local, state) for memory, state in zip((exact, listed), states, strict=True))
     assert_close(ours, theirs, tolerance=1e-5, what="few pairs")
-
-
-def test_centres_are_of_real_keys():
-    keys, real = randn(1, 1, 60, DIM), torch.arange(60)[None] % 3 == 0
-    keys = torch.where(real[:, None, :, None], keys, 0)
-    none = _lists.Lists(torch.zeros(1, 1, 4, DIM), torch.zeros(1, 1, 60, 1, dtype=torch.int32))
-    drawn = _lists.drawn_anew(none, keys, real, [0], seed=3)
-    assert torch.equal(drawn.centres[0, 0], _lists.centres_of(keys[0, 0, ::3], 4, 3))

@@ -12,7 +12,6 @@ from regard.layer import AttentionLayer
 from regard.memory import MemoryState, build_memory
 from regard.memory.memorizing import Memorizing
 from regard.models import LanguageModel, ModelConfig
-from regard.models.generate import generate
 from regard.testing.compare import assert_close, assert_identical
 
 DIM, HEADS, KV_HEADS, SEGMENT = 16, 4, 2, 5
@@ -102,63 +101,6 @@ def test_a_search_in_blocks_finds_the_same(monkeypatch):
             assert_close(segments(layer, x, keep)[0], wanted, tolerance=1e-12, what=f"buffer of {size}")
 
 
-def test_the_gate_closed_is_the_mechanism_and_open_the_memory():
-    layer, x = layer_of("memorizing(pairs=50, top=4)"), randn(2, 10, DIM)
-    plain = (
-        AttentionLayer(DIM, "softmax", heads=HEADS, kv_heads=KV_HEADS, position="rotary", causal=True).double().eval()
-    )
-    plain.load_state_dict({n: w for n, w in layer.state_dict().items() if not n.startswith("memory.")})
-    with torch.no_grad():
-        memory = segments(layer, x[:, :5])[1]
-        layer.memory.gates.fill_(float("-inf"))
-        assert_identical(layer(x[:, 5:], memory=memory).hidden, plain(x[:, 5:]).hidden, what="closed")
-        layer.memory.gates.fill_(float("inf"))
-        first = layer.values(x[:, 5:], memory=memory).values
-        layer.position = None
-        assert not torch.equal(layer(x[:, 5:]).hidden, plain(x[:, 5:]).hidden)
-        assert_identical(layer.values(x[:, 5:], memory=memory).values, first, what="open")
-        assert_identical(
-            layer(x[:, :5], memory=layer.memory.initial_state(2, dtype=x.dtype)).hidden,
-            layer(x[:, :5]).hidden,
-            what="open to nothing",
-        )
-
-
-def test_no_gradient_reaches_the_memory_and_one_reaches_what_asks_it():
-    layer, x, later = layer_of("memorizing(pairs=50, top=4, recent=3)"), randn(2, 5, DIM), randn(2, 5, DIM, seed=1)
-    x.requires_grad_()
-    later.requires_grad_()
-    memory = layer(x, memory=layer.memory.initial_state(2, dtype=x.dtype)).memory
-    assert not any(tensor.requires_grad for tensor in memory.tensors().values())
-    layer.memory.gates.data.fill_(float("inf"))
-    layer(later, memory=memory).hidden.square().sum().backward()
-    assert x.grad is None
-    assert later.grad.abs().sum((0, 2)).all()
-    assert layer.memory.log_gain.grad.all()
-
-
-def test_a_segment_is_written_after_it_was_asked():
-    """Nothing of a segment is found by its own queries: the first one has no memory at all."""
-    layer, x = layer_of("memorizing(pairs=50, top=1)"), randn(1, 5, DIM)
-    with torch.no_grad():
-        empty = layer.memory.initial_state(1, dtype=x.dtype)
-        got = layer(x, memory=empty)
-        assert_identical(got.hidden, layer(x).hidden, what="the first segment")
-        assert not torch.equal(layer(x, memory=got.memory).hidden, got.hidden)
-    assert empty["keys"].shape[2] == 0
-
-
-def test_it_knows_no_positions():
-    """Slots of the memory in another order are found as before."""
-    layer, x = layer_of("memorizing(pairs=50, top=3)"), randn(2, 10, DIM)
-    with torch.no_grad():
-        memory = segments(layer, x[:, :5])[1]
-        order = torch.tensor([3, 0, 4, 1, 2])
-        other = MemoryState({name: y[:, :, order] for name, y in memory.content.items()}, memory.length)
-        one, two = (layer(x[:, 5:], memory=each).hidden for each in (memory, other))
-    assert_close(two, one, tolerance=1e-12, what="shuffled")
-
-
 def model_of(memory: str | tuple[str, ...], **options: Any) -> LanguageModel:
     shape = {"dim": 16, "layers": 3, "heads": 2, "vocab_size": 20, "max_length": 6, "position": "t5_bias", **options}
     return LanguageModel(ModelConfig(memory=memory, **shape)).double().eval()
@@ -184,31 +126,6 @@ def test_one_layer_has_it_and_the_others_are_recent():
             more = tokens[:, :7]
             assert_identical(each(more, state=again).logits, each(more, state=state).logits, what="from a file")
             assert (state.length, state.running) == (20, 2)
-
-
-def test_without_pairs_that_are_asked_it_is_the_recent_memory():
-    """The gate closed in its layer: Transformer-XL in every layer."""
-    model = model_of(NEAR_THE_TOP)
-    recent = model_of("recent(length=6)")
-    recent.load_state_dict(model.state_dict(), strict=False)
-    tokens = torch.randint(20, (2, 20), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        assert not torch.equal(model(tokens).logits, recent(tokens).logits)
-        model.layers[1].memory.gates.fill_(float("-inf"))
-        assert_identical(model(tokens).logits, recent(tokens).logits, what="closed")
-
-
-def test_it_generates_with_the_memory_on():
-    model = model_of(NEAR_THE_TOP)
-    prompts = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11]]
-    rows = [
-        [row.tokens.tolist() for row in generate(model, prompts, max_new_tokens=25, temperature=0.0, use_state=streams)]
-        for streams in (True, False)
-    ]
-    assert rows[0] == rows[1]
-    model.layers[1].memory.gates.data.fill_(4.0)
-    closed = [row.tokens.tolist() for row in generate(model, prompts, max_new_tokens=25, temperature=0.0)]
-    assert closed != rows[0]
 
 
 def test_misuse_is_refused():

@@ -1,8 +1,6 @@
 """The parts of a block against their formulas, written out."""
 
-from copy import deepcopy
 from dataclasses import asdict
-from itertools import product
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ from regard.models import Encoder, EncoderConfig, LanguageModel, presets
 from regard.models.blocks import block_class, names
 from regard.models.config import ModelConfig
 from regard.models.parts import Mlp, ShortConvolution
-from tests.models.block_formulas import FORMULAS, TAKEN, attention, mlp_of, moved
+from tests.models.moved import moved
 
 
 def signed(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -65,18 +63,6 @@ def test_short_convolution_is_its_sum() -> None:
     assert torch.equal(state["tail"], x[:, 3:])
 
 
-@pytest.mark.parametrize("split", [0, 1, 2, 3, 5, 6])
-def test_short_convolution_streams(split: int) -> None:
-    convolution = ShortConvolution(3, 4, draw=generator(0)).double()
-    x = signed(2, 6, 3)
-    whole, end = convolution(x)
-    first, state = convolution(x[:, :split])
-    second, after = convolution(x[:, split:], None, state)
-    assert torch.equal(torch.cat([first, second], 1), whole)
-    assert torch.equal(after["tail"], end["tail"])
-    assert after.length == end.length == 6
-
-
 def test_short_convolution_reads_masked_positions_as_the_start() -> None:
     convolution = ShortConvolution(3, 3, draw=generator(0)).double()
     x = signed(1, 6, 3)
@@ -85,25 +71,19 @@ def test_short_convolution_reads_masked_positions_as_the_start() -> None:
     assert not torch.equal(convolution(x)[0][:, 2:], convolution(x[:, 2:])[0])
 
 
-PLACED = [(name, place) for name in names() for place in TAKEN[name][0]]
+PLACED = [(name, place) for name in names() for place in (("pre",) if name == "reversible" else ("pre", "post"))]
 
 
-def block_of(name: str, **options: Any) -> tuple[Any, ModelConfig]:
+def mlp_for(name: str) -> str:
+    """The only MLP that a gated unit takes; otherwise any."""
+    return "none" if name == "gated_unit" else "relu"
+
+
+def block_of(name: str, **options: Any) -> Any:
     """A block with weights off their initial values."""
-    config = ModelConfig(dim=8, heads=2, block=name, **{"mlp": TAKEN[name][1][0], **options})
+    config = ModelConfig(dim=8, heads=2, block=name, mlp=mlp_for(name), **options)
     layer = AttentionLayer(8, config.attention[0], heads=2, bias=config.bias, causal=True)
-    return moved(block_class(name)(config, layer, seed=3)), config
-
-
-def written(block: Any, config: ModelConfig, x: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
-    """The formula of a block, its branches times a factor."""
-    mlp = mlp_of(block)
-    branches = [lambda y: factor * attention(block.attention, y), mlp and (lambda y: factor * mlp(y))]
-    return FORMULAS[config.block](x, block, config, *branches)
-
-
-def test_every_block_has_a_formula() -> None:
-    assert set(FORMULAS) == set(TAKEN) == set(names())
+    return moved(block_class(name)(config, layer, seed=3))
 
 
 def stream(name: str, length: int = 5, *, seed: int = 0) -> torch.Tensor:
@@ -111,18 +91,15 @@ def stream(name: str, length: int = 5, *, seed: int = 0) -> torch.Tensor:
     return signed(2, length, block_class(name).enter(torch.zeros(1, 1, 8)).shape[2], seed=seed)
 
 
-@pytest.mark.parametrize(
-    ("name", "place", "mlp", "again"), [(name, *each) for name in names() for each in product(*TAKEN[name])]
-)
 @pytest.mark.parametrize("kind", ["layer", "rms", "rms_unscaled"])
-def test_block_is_its_formula(name: str, place: str, kind: str, mlp: str, again: str) -> None:
-    """In evaluation with any dropout; in training without one, whatever is computed again."""
-    options = {"norm": place, "norm_kind": kind, "norm_eps": 0.03, "mlp": mlp, "bias": True, "checkpoint": again}
-    block, config = block_of(name, dropout=0.5, **options)
-    x = stream(name)
-    torch.testing.assert_close(block(x).hidden, written(block, config, x), rtol=0, atol=1e-12)
-    block, config = block_of(name, **options)
-    torch.testing.assert_close(block.train()(x).hidden, written(block, config, x), rtol=0, atol=1e-12)
+def test_norms_are_their_formulas(kind: str) -> None:
+    """LayerNorm: Ba et al. 2016, equation 4; RMSNorm: Zhang and Sennrich 2019, equation 4."""
+    norm, x = block_of("residual", norm_kind=kind, norm_eps=0.03, bias=True).attention_norm, signed(2, 5, 8)
+    y = x - x.mean(-1, keepdim=True) if kind == "layer" else x
+    y = y / (y.square().mean(-1, keepdim=True) + 0.03).sqrt()
+    assert (norm.weight is None) == (kind == "rms_unscaled")
+    y = y if norm.weight is None else y * norm.weight
+    torch.testing.assert_close(norm(x), y + norm.bias if kind == "layer" else y, rtol=0, atol=1e-12)
 
 
 class Twice(torch.nn.Module):
@@ -132,11 +109,16 @@ class Twice(torch.nn.Module):
 
 @pytest.mark.parametrize(("name", "place"), PLACED)
 def test_dropout_is_of_both_branches_in_training(name: str, place: str) -> None:
-    block, config = block_of(name, norm=place)
-    block.dropout, x = Twice(), stream(name)
-    torch.testing.assert_close(block(x).hidden, written(block, config, x), rtol=0, atol=1e-12)
-    block.train()
-    torch.testing.assert_close(block(x).hidden, written(block, config, x, 2.0), rtol=0, atol=1e-12)
+    """Twice what each branch gives is the block whose output weights are twice as large."""
+    block, double, x = block_of(name, norm=place), block_of(name, norm=place), stream(name)
+    plain = block(x).hidden
+    block.dropout = Twice()
+    assert torch.equal(block(x).hidden, plain)
+    with torch.no_grad():
+        for layer in (double.attention.projections.output, double.mlp and double.mlp.down):
+            for weight in layer.parameters() if layer else ():
+                weight.mul_(2)
+    torch.testing.assert_close(block.train()(x).hidden, double(x).hidden, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -145,12 +127,12 @@ def test_dropout_is_of_both_branches_in_training(name: str, place: str) -> None:
         (name, again, calls)
         for name in names()
         for again, calls in (("none", (1, 1)), ("attention", (2, 1)), ("block", (2, 2)))
-        if again in TAKEN[name][2]
+        if again == "none" or name != "reversible"
     ],
 )
 def test_a_block_computes_again_what_it_was_told_to(name: str, again: str, calls: tuple[int, int]) -> None:
-    """Calls of attention and MLP in a forward and a backward pass, whose gradients are those of the formula."""
-    block, config = block_of(name, checkpoint=again)
+    """Calls of attention and MLP in a forward and a backward pass, whose gradients are those of an ordinary one."""
+    block, ordinary = block_of(name, checkpoint=again).train(), block_of(name).train()
     counted = {part: 0 for part in ("attention", "mlp") if getattr(block, part) is not None}
     for part in counted:
 
@@ -159,38 +141,14 @@ def test_a_block_computes_again_what_it_was_told_to(name: str, again: str, calls
 
         getattr(block, part).register_forward_pre_hook(count)
     x, target = stream(name), stream(name, seed=1)
-    weights = list(block.parameters())
-    got = torch.autograd.grad((block(x).hidden * target).sum(), weights)
+    got, wanted = (
+        torch.autograd.grad((each(x).hidden * target).sum(), list(each.parameters())) for each in (block, ordinary)
+    )
     assert tuple(counted.values()) == calls[: len(counted)]
-    wanted = torch.autograd.grad((written(block, config, x) * target).sum(), weights)
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(("name", "place"), PLACED)
-def test_state_memory_and_losses_are_those_of_the_attention(name: str, place: str) -> None:
-    """Of what the block gives to its attention: the formula says what, and a copy of the layer what comes of it."""
-    codes = "vector_quantized(num_codes=5, block_size=2)"
-    config = ModelConfig(dim=8, heads=2, block=name, norm=place, mlp=TAKEN[name][1][0])
-    layer = AttentionLayer(8, codes, heads=2, memory="recent(length=3)", causal=True)
-    block = moved(block_class(name)(config, layer, seed=3)).train()
-    x, keep = stream(name, 4), torch.tensor([[True, True, False, True]] * 2)
-    given: list[torch.Tensor] = []
-    FORMULAS[name](x, block, config, lambda y: given.append(y) or y, mlp_of(block))
-    alone, memory = deepcopy(block.attention), layer.memory.initial_state(2, dtype=torch.float64)
-    got, wanted = block(x, key_mask=keep, memory=memory), alone(given[0], key_mask=keep, memory=memory)
-    assert got.losses.keys() == wanted.losses.keys() != set()
-    for kept, other in ((got.memory.tensors(), wanted.memory.tensors()), (got.losses, wanted.losses)):
-        assert kept.keys() == other.keys()
-        for key in other:
-            torch.testing.assert_close(kept[key], other[key], rtol=0, atol=1e-12)
-    block, alone = block.eval(), alone.eval()
-    start = alone.initial_state(2, dtype=torch.float64)
-    kept, other = block(x, key_mask=keep, state=start).state, alone(given[0], key_mask=keep, state=start).state
-    for key, tensor in other.tensors().items():
-        torch.testing.assert_close(kept.tensors()[key], tensor, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(("name", "place"), [(name, place) for name, place in PLACED if "relu" in TAKEN[name][1]])
+@pytest.mark.parametrize(("name", "place"), [(name, place) for name, place in PLACED if name != "gated_unit"])
 def test_residual_outputs_shrink_with_depth_under_pre_norm(name: str, place: str) -> None:
     config, scale = ModelConfig(dim=64, heads=2, layers=4, norm=place, block=name), 8**-0.5 if place == "pre" else 1.0
     block = block_class(name)(config, AttentionLayer(64, "softmax", heads=2, causal=True), seed=0)
@@ -249,30 +207,6 @@ def test_gated_projections_are_their_loops(bias: bool, heads: int) -> None:
     torch.testing.assert_close(layer(x).hidden[0], expected, rtol=0, atol=1e-12)
 
 
-def test_gated_projections_with_open_gates_are_attention_of_a_shared_base() -> None:
-    """SPEC G1: U = 1 and a softmax leave one head of attention whose queries and keys come from one projection."""
-    layer = moved(AttentionLayer(6, "softmax", heads=1, key_dim=4, value_dim=8, projections="gated", causal=True))
-    p, x = layer.projections, signed(2, 7, 6)
-    with torch.no_grad():
-        p.gate.weight.zero_()
-        p.gate.bias = torch.nn.Parameter(torch.full((8,), 1.2784645427610738, dtype=torch.float64))  # silu of it is 1
-    z, v = silu(x @ p.base.weight.T), silu(x @ p.value.weight.T)
-    logits = (z * p.query_scale.gain[0]) @ (z * p.key_scale.gain[0]).mT / 2
-    seen = torch.ones(7, 7, dtype=torch.bool).tril()
-    expected = logits.masked_fill(~seen, -torch.inf).softmax(-1) @ v @ p.output.weight.T
-    torch.testing.assert_close(layer(x).hidden, expected, rtol=0, atol=1e-10)
-
-
-def test_queries_and_keys_of_zero_leave_the_residual_alone() -> None:
-    config = ModelConfig(dim=8, heads=2, layers=1, block="gated_unit", mlp="none", attention=("relu_squared",))
-    model = moved(LanguageModel(config))
-    block = model.blocks[0]
-    for scale in (block.attention.projections.query_scale, block.attention.projections.key_scale):
-        torch.nn.init.zeros_(scale.gain)
-    x = signed(2, 5, 8)
-    assert torch.equal(block(x).hidden, x)
-
-
 def gains(config: ModelConfig) -> list[torch.Tensor]:
     """Of queries and keys in every block."""
     blocks = [block.attention.projections for block in LanguageModel(config).blocks]
@@ -311,7 +245,7 @@ def test_what_gated_projections_refuse() -> None:
 @pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize("mechanism", ["softmax", "relu_squared", "mixed_chunk(chunk_size=4)"])
 def test_blocks_run_under_autocast(name: str, mechanism: str) -> None:
-    config = ModelConfig(dim=16, heads=2, attention=(mechanism,), block=name, mlp=TAKEN[name][1][0])
+    config = ModelConfig(dim=16, heads=2, attention=(mechanism,), block=name, mlp=mlp_for(name))
     model = LanguageModel(config)
     tokens = torch.randint(256, (2, 9), generator=torch.Generator().manual_seed(0))
     with torch.autocast("cpu", torch.bfloat16):

@@ -12,7 +12,6 @@ from regard.models.depth import Threads
 from regard.models.depth.early_exit import EarlyExit
 from regard.models.encoder import Encoder
 from regard.models.encoder_config import EncoderConfig
-from regard.models.generate import generate
 from regard.testing.compare import assert_close, assert_identical
 from regard.testing.inputs import randn
 
@@ -51,22 +50,6 @@ def test_the_fall_of_the_threshold():
 )
 def test_who_asks_for_one_threshold(options, asks):
     assert EarlyExit(ModelConfig(layers=3), **options).asks is asks
-
-
-def test_confidence_by_hand():
-    x, before = torch.tensor([[[3.0, 4.0]]]), torch.tensor([[[4.0, 3.0]]])
-    logits = torch.tensor([[[0.5, 0.2, 0.3]]]).log()
-    softmax, saturation = (EarlyExit(ModelConfig(), confidence=kind) for kind in ("softmax", "saturation"))
-    assert softmax.sureness(x, before, lambda _: logits, first=True).item() == pytest.approx(0.2, rel=1e-6)
-    assert saturation.sureness(x, before, None, first=False).item() == pytest.approx(24 / 25, rel=1e-6)
-    assert saturation.sureness(x, before, None, first=True).item() == float("-inf")
-
-
-def test_a_threshold_of_nothing_leaves_after_the_first_block():
-    got = model_of("early_exit(threshold=0.0)")(TOKENS)
-    assert_identical(got.steps, torch.ones_like(TOKENS), what="blocks of each token")
-    got = model_of("early_exit(threshold=0.0, confidence=saturation)")(TOKENS)
-    assert int(got.steps.amin()) == 2, "the first block has none before it"
 
 
 def test_blocks_that_no_token_needs_are_left_out_but_for_their_keys():
@@ -139,25 +122,6 @@ def test_training_takes_every_block():
     assert (got.steps == 4).all()
     got.logits.square().mean().backward()
     assert all(weight.grad is not None and weight.grad.any() for weight in early.blocks[-1].parameters())
-
-
-def test_a_compiled_call_is_the_same():
-    model = model_of("early_exit(threshold=0.04)", layers=2, position="none")
-    with torch.no_grad():
-        wanted = model(TOKENS)
-        assert len(wanted.steps.unique()) == 2
-        got = torch.compile(model, backend="eager", fullgraph=True)(TOKENS)
-    assert_identical(got.steps, wanted.steps, what="blocks of each token")
-    assert_close(got.logits, wanted.logits, tolerance=1e-12, what="logits")
-
-
-def test_a_batch_generates_what_its_rows_do():
-    model = model_of("early_exit(threshold=0.04)")
-    prompts = [row.tolist() for row in TOKENS]
-    together = generate(model, prompts, max_new_tokens=6, temperature=0.0)
-    for row, prompt in zip(together, prompts, strict=True):
-        (alone,) = generate(model, [prompt], max_new_tokens=6, temperature=0.0)
-        assert_identical(row.tokens, alone.tokens, what="tokens")
 
 
 def test_an_encoder_saturates():

@@ -1,13 +1,12 @@
 """The encoder: padding, positions and types against formulas written out, torch's own layers, weights saved once."""
 
-import copy
 from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load, save
 from torch import nn
-from torch.nn.functional import conv2d, gelu, layer_norm, softmax
+from torch.nn.functional import conv2d, layer_norm
 
 from regard.core.attention import generator
 from regard.core.errors import ConfigError, InputError, LimitError, ShapeError, UnsupportedError
@@ -78,37 +77,6 @@ def test_positions_of_real_tokens_do_not_depend_on_where_padding_stands(position
     assert not torch.allclose(by_slots(tokens, key_mask=mask).hidden[0, 4:], hidden[0, 4:], atol=1e-3)
     given = encoder(tokens, key_mask=mask, positions=torch.arange(9)).hidden
     assert torch.equal(given[mask], by_slots(tokens, key_mask=mask).hidden[mask])
-
-
-def test_without_positions_a_permutation_passes_through() -> None:
-    encoder, tokens = encoder_of(position="none"), tokens_of(2, 9)
-    order = torch.randperm(9, generator=torch.Generator().manual_seed(1))
-    hidden = encoder(tokens).hidden
-    torch.testing.assert_close(encoder(tokens[:, order]).hidden, hidden[:, order], rtol=0, atol=1e-12)
-    for position in POSITIONS[1:]:
-        placed = encoder_of(position=position)
-        assert not torch.allclose(placed(tokens[:, order]).hidden, placed(tokens).hidden[:, order], atol=1e-3)
-
-
-def test_a_post_norm_block_adds_each_branch_once() -> None:
-    encoder = encoder_of(layers=1, norm="post", position="none", norm_eps=1e-12)
-    tokens, weights = tokens_of(2, 6), encoder.state_dict()
-    x = weights["embeddings.table.weight"][tokens]
-    at = "blocks.0."
-
-    def through(x: torch.Tensor, name: str) -> torch.Tensor:
-        return x @ weights[f"{at}{name}.weight"].T + weights[f"{at}{name}.bias"]
-
-    def normed(x: torch.Tensor, name: str) -> torch.Tensor:
-        mean, var = x.mean(-1, keepdim=True), x.var(-1, unbiased=False, keepdim=True)
-        return (x - mean) / (var + 1e-12).sqrt() * weights[f"{at}{name}.weight"] + weights[f"{at}{name}.bias"]
-
-    q, k, v = (through(x, f"attention.projections.{name}") for name in ("query", "key", "value"))
-    halves = (slice(0, 8), slice(8, 16))
-    heads = [softmax(q[..., head] @ k[..., head].mT / 8**0.5, -1) @ v[..., head] for head in halves]
-    x = normed(x + through(torch.cat(heads, -1), "attention.projections.output"), "attention_norm")
-    x = normed(x + through(gelu(through(x, "mlp.up")), "mlp.down"), "mlp_norm")
-    torch.testing.assert_close(encoder(tokens).hidden, x, rtol=0, atol=1e-10)
 
 
 def copied(layer: nn.Module, block: nn.Module) -> None:
@@ -182,24 +150,6 @@ def test_a_linear_layer_on_patches_is_a_convolution() -> None:
         patches(images, 5)
 
 
-def test_initial_logits_do_not_depend_on_the_scale() -> None:
-    scaled, plain = (Encoder(EncoderConfig(**TINY, attention=(s,))) for s in ("softmax", "softmax(scale=1.0)"))
-    tokens = tokens_of(1, 6)
-    torch.testing.assert_close(scaled(tokens).hidden, plain(tokens).hidden, rtol=0, atol=2e-6)
-
-
-def test_a_shared_position_is_saved_once_and_copies_agree() -> None:
-    encoder, tokens = encoder_of(position="transformer_xl", layers=3), tokens_of(2, 8)
-    names = [name for name in encoder.state_dict() if "position" in name]
-    assert names == [f"embeddings.position.{name}" for name in ("content", "distance", "relative")]
-    expected = encoder(tokens).hidden
-    other = encoder_of(position="transformer_xl", layers=3, draw=8)
-    assert not torch.equal(other(tokens).hidden, expected)
-    other.load_state_dict(load(save(encoder.state_dict())))
-    for same in (other, copy.deepcopy(encoder)):
-        assert torch.equal(same(tokens).hidden, expected)
-
-
 def test_layers_of_one_specification_share_a_projection_that_is_of_all_layers() -> None:
     """One matrix for the layers of a rank, saved once; other kinds of sharing stay inside a layer."""
     four, three = "linformer(rank=4, share=layer)", "linformer(rank=3, share=layer)"
@@ -222,36 +172,6 @@ def test_parts_of_mixed_heads_share_with_those_of_other_layers() -> None:
     encoder = encoder_of(attention=("linformer(rank=4, share=layer):1 + softmax:1",))
     one, two = (mechanism.mechanisms[0].mixtures for mechanism in encoder.mechanisms)
     assert one is two
-
-
-def test_biases_of_projections_and_heads_of_their_own_width() -> None:
-    encoder = encoder_of(projection_bias=False, head_dim=5, kv_heads=1)
-    layer = encoder.blocks[0].attention
-    assert layer.projections.query.bias is None
-    assert layer.projections.output.bias is not None
-    assert (layer.projections.query.weight.shape, layer.projections.value.weight.shape) == ((10, 16), (5, 16))
-    assert encoder(tokens_of(1, 4)).hidden.shape == (1, 4, 16)
-
-
-def test_seed_decides_everything_and_the_global_generator_nothing() -> None:
-    before, tokens = torch.get_rng_state(), tokens_of(1, 5)
-    fields = {"token_types": 2, "cls_token": True, "position": "learned", "attention": ("performer",)}
-    one, same, other = (Encoder(EncoderConfig(**TINY, **fields, seed=s)).eval() for s in (5, 5, 6))
-    assert torch.equal(one(tokens).hidden, same(tokens).hidden)
-    assert not torch.equal(one(tokens).hidden, other(tokens).hidden)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_losses_of_layers_add_up() -> None:
-    encoder, seen = encoder_of(attention=("vector_quantized(block_size=4, num_codes=8)",)).train(), []
-    for block in encoder.blocks:
-        block.attention.register_forward_hook(lambda module, args, output: seen.append(output.losses))
-    got = encoder(tokens_of(2, 12)).losses
-    assert set(got) == set(encoder.loss_weights) == set(seen[0])
-    for name, loss in got.items():
-        assert loss.item() == pytest.approx(sum(layer[name].item() for layer in seen), rel=1e-12)
-        assert loss.item() > 0
-    assert encoder.eval()(tokens_of(2, 12)).losses == {}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.core.errors import ConfigError, InputError, ShapeError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig
 from regard.models.depth import Threads, build_depth
-from regard.models.depth._lessons import Answers, balanced, best, exit_weights, log_geometric, smoothed
+from regard.models.depth._lessons import best, exit_weights, log_geometric, smoothed
 from regard.models.depth.early_exit import EarlyExit
 from regard.testing.compare import assert_close, assert_identical
 from regard.testing.inputs import randn
@@ -42,21 +42,6 @@ def test_the_exit_of_an_oracle(scores: list[float], penalty: float, exit: int) -
     assert best(torch.tensor(scores), penalty).item() == exit
 
 
-@pytest.mark.parametrize("sigma", [0.5, 2.0, 50.0])
-def test_smoothing_by_double_loops(sigma: float) -> None:
-    scores = randn(2, 7, 3, seed="scores").double()
-    counted = torch.ones(2, 7, dtype=torch.bool)
-    counted[0, 2] = counted[1, 5:] = False
-    wanted = torch.zeros_like(scores)
-    for row in range(2):
-        for t in range(7):
-            for other in range(7):
-                for n in range(3):
-                    if counted[row, other]:
-                        wanted[row, t, n] += math.exp(-(abs(t - other) ** 2) / sigma) * scores[row, other, n].item()
-    assert_close(smoothed(scores, sigma, counted), wanted, tolerance=1e-13, what="smoothed scores")
-
-
 def test_without_a_width_smoothing_is_the_identity() -> None:
     scores, counted = randn(2, 7, 3, seed="scores").double(), torch.ones(2, 7, dtype=torch.bool)
     assert_identical(smoothed(scores, 0.0, counted), scores, what="sigma = 0")
@@ -80,30 +65,6 @@ def test_odds_of_stopping_sum_to_one() -> None:
     far = torch.full((3,), 200.0, requires_grad=True)
     log_geometric(far)[3].backward()
     assert far.grad.isfinite().all()
-
-
-def test_kinds_weigh_the_same_however_many_they_are() -> None:
-    logits = torch.tensor([[[2.0], [-1.0], [0.5], [9.0]]])
-    agrees = torch.tensor([[[True], [True], [False], [False]]])
-    counted = torch.tensor([[True, True, True, False]])
-
-    def nats(z: float) -> float:
-        return math.log(1 + math.exp(-z))
-
-    wanted = ((nats(2.0) + nats(-1.0)) / 2 + nats(-0.5)) / 2
-    assert balanced(logits, agrees, counted).item() == pytest.approx(wanted, rel=1e-6)
-    alone = balanced(logits, torch.ones_like(agrees), counted)
-    assert alone.item() == pytest.approx((nats(2.0) + nats(-1.0) + nats(0.5)) / 3, rel=1e-6)
-    assert balanced(logits, agrees, torch.zeros_like(counted)).item() == 0
-
-
-def test_an_exit_is_right_where_it_says_the_target() -> None:
-    logits = torch.tensor([[[0.0, 3.0], [2.0, 1.0]]])
-    answers = Answers.of([logits, -logits], torch.tensor([[1, -1]]), None)
-    assert answers.counted.tolist() == [[True, False]]
-    assert answers.right[0, 0].tolist() == [True, False]
-    low = math.log(1 + math.exp(-3.0))
-    assert answers.nats[0].tolist() == [pytest.approx([low, low + 3.0], rel=1e-6), [0.0, 0.0]]
 
 
 @pytest.mark.parametrize("weights", ["uniform", "rising"])
@@ -176,6 +137,8 @@ def test_what_has_no_use_together_is_refused() -> None:
     for options, message in (
         ("heads=layer", "are trained with exits='aligned' or exits='mixed'"),
         ("exits=mixed, confidence=geometric", "exits='mixed' has one of each"),
+        ("decaying=True, confidence=sequence", "leave decaying out"),
+        ("decaying=True, confidence=multinomial", "leave decaying out"),
         ("exits=some", "exits"),
         ("penalty=-1.0", "penalty"),
         ("smoothing=-1.0", "smoothing"),

@@ -12,7 +12,6 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from regard import Heads, build
 from regard.core.attention import generator
 from regard.core.errors import ConfigError, InputError, ShapeError
 from regard.models import presets
@@ -88,30 +87,6 @@ def test_definition(hidden: int | None) -> None:
     torch.testing.assert_close(fused.values, values, rtol=0, atol=1e-12)
 
 
-def test_is_attention_with_one_query() -> None:
-    module, vectors = drawn(Fusion(4)), vectors_of(3, 5, 4)
-
-    alpha = torch.relu(vectors @ module.inner.weight.T + module.inner.bias) @ module.query
-    one = build("softmax(scale=1.0)", Heads(count=1, key_dim=1, value_dim=4)).double()
-    q = torch.ones(3, 1, 1, 1, dtype=torch.float64)
-    got = one(q, alpha[:, None, :, None], vectors[:, None]).values[:, 0, 0]
-    torch.testing.assert_close(module(vectors).values, got, rtol=0, atol=1e-12)
-
-
-def test_weights_are_a_distribution_and_follow_their_modality() -> None:
-    module, vectors = drawn(Fusion(4)), vectors_of(7, 5, 4)
-    fused = module(vectors)
-    assert (fused.weights >= 0).all()
-    torch.testing.assert_close(fused.weights.sum(-1), torch.ones(7).double(), rtol=0, atol=1e-12)
-    order = torch.tensor([3, 0, 4, 1, 2])
-    moved = module(vectors[:, order])
-    torch.testing.assert_close(moved.weights, fused.weights[:, order], rtol=0, atol=1e-12)
-    torch.testing.assert_close(moved.values, fused.values, rtol=0, atol=1e-12)
-    with torch.no_grad():
-        module.query.zero_()
-    torch.testing.assert_close(module(vectors).values, vectors.mean(1), rtol=0, atol=1e-12)
-
-
 def test_positions_are_fused_one_by_one() -> None:
     module, vectors = drawn(Fusion(4)), vectors_of(2, 3, 5, 4)
     fused = module(vectors)
@@ -134,24 +109,6 @@ def test_a_missing_modality_has_no_influence(junk: float) -> None:
     assert torch.equal(dirty.grad[~present], torch.zeros(6, 4).double())
     assert dirty.grad[0, 0].abs().sum() > 0
     assert all(weight.grad is not None and torch.isfinite(weight.grad).all() for weight in module.parameters())
-
-
-def test_gradients() -> None:
-    module, vectors = drawn(Fusion(3)), vectors_of(2, 4, 3).requires_grad_()
-    present = torch.tensor([[True, False, True, True], [True] * 4])
-    assert torch.autograd.gradcheck(lambda x: tuple(module(x, present=present)), vectors)
-    module(vectors).values.square().sum().backward()
-    assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in module.parameters())
-
-
-def test_huge_scores_and_half_precision() -> None:
-    module, vectors = drawn(Fusion(4)), 1e4 * vectors_of(5, 3, 4)
-    fused = module(vectors)
-    assert torch.isfinite(fused.values).all()
-    torch.testing.assert_close(fused.weights.sum(-1), torch.ones(5).double(), rtol=0, atol=1e-12)
-    half = module.bfloat16()(vectors.bfloat16() / 1e4)
-    assert half.values.dtype == half.weights.dtype == torch.bfloat16
-    assert torch.isfinite(half.values).all()
 
 
 def test_misuse_is_refused() -> None:
@@ -207,17 +164,6 @@ def test_the_preset_trains_evaluates_saves_and_loads() -> None:
     assert not torch.equal(fresh(inputs).logits, model(inputs).logits)
     fresh.load_state_dict(load(save(model.state_dict())))
     assert torch.equal(fresh(inputs, present=present).logits, got.logits)
-
-
-def test_the_model_ignores_missing_inputs() -> None:
-    model, inputs = FusionClassifier(presets.build("fusion", **TINY), classes=3).eval(), inputs_of(3)
-    present = torch.tensor([[True, True], [True, False], [False, False]])
-    missing = tuple(x.masked_fill(~present[:, at, None, None], float("nan")) for at, x in enumerate(inputs))
-    got = model(missing, present=present)
-    torch.testing.assert_close(got.logits[0], model(inputs).logits[0])
-    assert torch.equal(got.logits[2], model.output.bias)
-    got.logits.sum().backward()
-    assert all(x.grad is None or torch.isfinite(x.grad).all() for x in model.parameters())
 
 
 def test_modalities_of_different_kinds() -> None:

@@ -75,15 +75,6 @@ def test_a_batch_says_what_each_prompt_would_alone(spec: str, temperature: float
         generate(model, prompts, batch_size=0, **options)
 
 
-def test_hybrids_and_grouped_heads() -> None:
-    config = ModelConfig(
-        vocab_size=29, dim=16, heads=4, kv_heads=2, layers=3, attention=("linear", "local(window=4)", "softmax")
-    )
-    model = LanguageModel(config).double().eval()
-    rows = generate(model, PROMPTS, max_new_tokens=12, temperature=0)
-    assert [row.tokens.tolist() for row in rows] == [greedy(model, prompt, 12) for prompt in PROMPTS]
-
-
 def test_a_mechanism_on_absolute_slots_runs_each_length_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("softmax")
     widths = []
@@ -136,14 +127,6 @@ def test_seed_decides_and_rows_ignore_each_other() -> None:
     assert not torch.equal(twins[0].tokens, twins[1].tokens)
 
 
-def test_state_and_full_forward_sample_the_same_tokens() -> None:
-    model = model_of("softmax")
-    rows, plain = (
-        generate(model, PROMPTS, max_new_tokens=15, seed=1, use_state=use_state) for use_state in (True, False)
-    )
-    assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(rows, plain, strict=True))
-
-
 def scripted(text: bytes) -> LanguageModel:
     """A model of bytes that continues the k-th byte of `text` with the next one, whatever the rest."""
     model = LanguageModel(ModelConfig(vocab_size=256, dim=256, heads=4, layers=1, position="none", mlp="none"))
@@ -161,12 +144,6 @@ def scripted(text: bytes) -> LanguageModel:
         for byte, after in successor.items():
             model.output.weight[after, byte] = 1
     return model.eval()
-
-
-def test_scripted_model_says_its_text() -> None:
-    row = generate(scripted(b"abcdefg"), ["a"], max_new_tokens=6, temperature=0, tokenizer=BYTES)[0]
-    assert row.text == "bcdefg"
-    assert row.ended == "length"
 
 
 @pytest.mark.parametrize(

@@ -65,16 +65,6 @@ def test_every_layer_adds_its_own_rows_to_what_enters_it(norm: str, block: str) 
     torch.testing.assert_close(model(tokens).logits, expected, rtol=0, atol=1e-12)
 
 
-def test_without_later_tables_it_is_the_table_of_the_embeddings() -> None:
-    model, one, tokens = decoder(), decoder(position="learned"), tokens_of(2, 9)
-    assert (model(tokens).logits - one(tokens).logits).abs().max() > 1e-3
-    with torch.no_grad():
-        for name, table in tables(model).items():
-            if name.startswith("blocks"):
-                table.zero_()
-    torch.testing.assert_close(model(tokens).logits, one(tokens).logits, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("build", [decoder, encoder, translator])
 def test_only_rows_that_were_used_learn(build: Callable[..., nn.Module]) -> None:
     model = build()
@@ -118,28 +108,6 @@ def test_rows_in_front_stay_free() -> None:
         assert len(table) == 14, name
         assert table.grad is not None
         assert table.grad.abs().sum(1).nonzero().flatten().tolist() == [2, 3, 4, 5], name
-
-
-def test_a_block_that_is_skipped_remembers_its_positions() -> None:
-    model = decoder()
-    block, where = model.blocks[1], torch.arange(5)
-    x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    start = block.attention.initial_state(2)
-    run = block(x, positions=where, state=start).state
-    told = block.remember(x, positions=where, state=start)
-    for name, kept in run.tensors().items():
-        torch.testing.assert_close(told.tensors()[name], kept, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("checkpoint", ["block", "attention"])
-def test_blocks_that_run_again_give_the_same_gradients(checkpoint: str) -> None:
-    grads = []
-    for again in ("none", checkpoint):
-        model = decoder(checkpoint=again).train()
-        model(tokens_of(2, 9)).logits.square().sum().backward()
-        grads.append({name: x.grad for name, x in model.named_parameters()})
-    for name, grad in grads[0].items():
-        torch.testing.assert_close(grads[1][name], grad, rtol=1e-12, atol=1e-12)
 
 
 def test_tables_are_not_decayed() -> None:

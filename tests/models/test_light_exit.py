@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from regard.core.errors import ConfigError, DataError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig
@@ -13,7 +12,7 @@ from regard.models.depth.light_exit import of_unit_size
 from regard.models.generate import generate
 from regard.testing.compare import assert_close, assert_identical
 from regard.testing.inputs import randn
-from regard_lab.training.exit_heads import fit_light_heads, logistic, passages_needed
+from regard_lab.training.exit_heads import fit_light_heads, passages_needed
 
 TOKENS = torch.arange(4 * 9).reshape(4, 9) * 7 % 20
 
@@ -102,20 +101,6 @@ def test_first_tokens_are_those_of_the_text(depth):
     if "whole=2" in depth:
         assert (whole.steps[:, :2] == 4).all()
         assert (whole.steps[:, 2:] < 4).any()
-
-
-def operations(model: LanguageModel, prompts: list[list[int]]) -> int:
-    with FlopCounterMode(display=False) as counted:
-        generate(model, prompts, max_new_tokens=6, temperature=0.0)
-    return counted.get_total_flops()
-
-
-@pytest.mark.parametrize("rows", [1, 4])
-def test_operations_fall_with_exits(rows):
-    """Blocks that no row needs cost their keys, and rows that have left no MLP."""
-    prompts = [row.tolist() for row in TOKENS[:rows]]
-    counted = [operations(model_of(f"light_exit(threshold={x}, whole=0)"), prompts) for x in (1.0, 0.55, 0.0)]
-    assert counted[0] > counted[1] > counted[2]
 
 
 def test_the_mlp_is_computed_of_tokens_that_are_there():
@@ -212,35 +197,6 @@ def test_judges_by_gradient(fitted):
             assert slope.abs().max() < 1e-5
 
 
-def test_heads_learn_blocks_that_change_something(fitted):
-    """On new text a guess is nearer to the last state than the state it reads, and right where its judge is sure."""
-    model, depth, _, new = fitted
-    *lower, last = states_of(model, new)
-    with torch.no_grad():
-        answer = model.logits(model.norm(last.float())).argmax(-1)
-        for at, state in enumerate(lower):
-            guess, a = depth.guessed(state, at), unit(state)
-            off, was = ((unit(last) - x).square().sum() for x in (guess, a))
-            assert off < 0.5 * was
-            right = model.logits(model.norm(guess.float())).argmax(-1) == answer
-            sure = depth.sureness(state, state, at=at)
-            most, least = sure.argsort(descending=True).chunk(2)
-            assert right[most].float().mean() > right[least].float().mean() + 0.1
-            assert abs(sure.mean() - right.float().mean()) < 0.05
-
-
-def test_a_judge_by_gradient():
-    """At w, c the slope of the penalised cross-entropy is zero, by autograd of the definition."""
-    draw = torch.Generator().manual_seed(1)
-    x = 3 * torch.randn(200, 4, generator=draw, dtype=torch.float64) + 1
-    right = (x[:, 0] + torch.randn(200, generator=draw) > 1.5) & (x[:, 1] > -4)
-    w, c = (one.clone().requires_grad_() for one in logistic(x, right, shrink=0.05))
-    entropy = torch.nn.functional.binary_cross_entropy_with_logits(x @ w + c, right.double())
-    loss = entropy + 0.025 * ((w * x.std(0, correction=0)) ** 2).sum()
-    for slope in torch.autograd.grad(loss, [w, c]):
-        assert slope.abs().max() < 1e-8
-
-
 def test_what_it_cannot_serve_is_refused():
     for options, message in (
         ({"block": "reversible"}, "blocks of one stream"),
@@ -250,5 +206,7 @@ def test_what_it_cannot_serve_is_refused():
             model_of("light_exit", **options)
     with pytest.raises(DataError, match="they need 12 or more"):
         fit_light_heads(model_of("fixed").float(), TOKENS[:3, :6])
+    with pytest.raises(UnsupportedError, match="it mixes in neighbours"):
+        fit_light_heads(model_of("fixed", neighbours=4).float(), TOKENS)
     with pytest.raises(UnsupportedError, match="run once, in order"):
         fit_light_heads(model_of("early_exit").float(), TOKENS)

@@ -45,15 +45,6 @@ def seen_by(model: Encoder, query: int, marks: Tensor | None) -> list[int]:
     return found
 
 
-def test_all_tokens_marked_is_full_attention() -> None:
-    model, dense = encoder(LONGFORMER), encoder("softmax")
-    dense.load_state_dict(model.state_dict())
-    tokens = tokens_of(2, 12)
-    got = model(tokens, marks=torch.ones(2, 12, dtype=torch.long)).hidden
-    torch.testing.assert_close(got, dense(tokens).hidden, rtol=0, atol=1e-10)
-    assert (model(tokens).hidden - dense(tokens).hidden).abs().max() > 1e-3
-
-
 @pytest.mark.parametrize("checkpoint", ["none", "block", "attention"])
 def test_a_marked_token_sees_all_and_a_window_does_not(checkpoint: str) -> None:
     model = encoder(LONGFORMER, checkpoint=checkpoint)

@@ -10,7 +10,6 @@ from regard import catalog, position
 from regard.core.errors import ConfigError, UnsupportedError
 from regard.core.info import Heads
 from regard.models import LanguageModel, ModelConfig
-from regard.models.generate import generate
 from regard.specs import Spec
 from regard.testing.compare import assert_close, assert_identical
 
@@ -90,32 +89,6 @@ def test_segments_of_ones_own_length_carry_the_memories_alone():
         assert_close(torch.cat(pieces, 1), full(tokens).logits, tolerance=1e-12, what="segments")
 
 
-def test_no_gradient_reaches_earlier_segments():
-    model, tokens = model_of("recent(length=64)", layers=2).train(), tokens_of()
-    x = model.embeddings.content(tokens).detach().requires_grad_()
-    model.embeddings.content = lambda piece: x[:, model.read : model.read + piece.shape[1]]
-    model.read, state = 0, model.initial_state(2, segments=True)
-    for piece in tokens.split(SEGMENT, 1):
-        got = model(piece, state=state)
-        model.read, state = model.read + piece.shape[1], got.state
-    got.logits.square().sum().backward()
-    last = LENGTH // SEGMENT * SEGMENT
-    assert not x.grad[:, :last].any()
-    assert x.grad[:, last:].any()
-
-
-def test_masked_tokens_reach_no_later_segment():
-    model, tokens = model_of("recent(length=64)", position="rotary"), tokens_of()
-    keep = torch.ones(2, LENGTH, dtype=torch.bool)
-    keep[0, 3] = keep[1, 0] = False
-    other = torch.where(keep, tokens, (tokens + 7) % 20)
-    with torch.no_grad():
-        one, two = (model(each, key_mask=keep).logits[keep] for each in (tokens, other))
-        unmasked = model(other).logits[keep]
-    assert_identical(two, one, what="other tokens under the mask")
-    assert not torch.equal(unmasked, one)
-
-
 def test_the_mask_of_every_segment_is_its_own():
     """Holes in every segment, each time elsewhere: what is real sees what it sees in full context."""
     model, tokens = model_of("recent(length=64)", position="rotary", short_convolution=3), tokens_of()
@@ -147,31 +120,6 @@ def test_a_loss_is_the_mean_over_the_segments():
         parts = torch.stack([part[name] for part in each])
         assert parts.unique().numel() == 3
         assert_close(loss, parts.sum() / 3, tolerance=1e-12, what=name)
-
-
-def test_it_generates_what_full_context_does_and_forgets_with_a_short_memory():
-    model = model_of("recent(length=64)", position="rotary")
-    full, short = like(model), like(model, memory="recent(length=2)")
-    prompts = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11]]
-
-    def greedy(each: LanguageModel, **options) -> list[list[int]]:
-        return [row.tokens.tolist() for row in generate(each, prompts, max_new_tokens=25, temperature=0.0, **options)]
-
-    assert greedy(model) == greedy(full) == greedy(model, use_state=False)
-    assert greedy(short) != greedy(full)
-    assert greedy(short) == greedy(short, use_state=False)
-
-
-def test_states_select_rows_and_survive_a_file():
-    model, tokens = model_of("recent(length=4)", short_convolution=3), tokens_of(3)
-    with torch.no_grad():
-        state = model(tokens[:, :9], state=model.initial_state(3)).state
-        wanted = model(tokens[:, 9:], state=state).logits
-        rows = torch.tensor([2, 0])
-        got = model(tokens[rows, 9:], state=state.select(rows)).logits
-        assert_close(got, wanted[rows], tolerance=1e-12, what="selected rows")
-        again = state.load(state.dump())
-        assert_identical(model(tokens[:, 9:], state=again).logits, wanted, what="dumped and loaded")
 
 
 def test_misuse_is_refused():

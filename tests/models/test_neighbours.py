@@ -76,49 +76,6 @@ def test_the_mixture_is_that_of_the_loops(temperature):
     assert torch.equal(mixed[0, 1], hidden[0, 1])  # without neighbours
 
 
-def test_distances_have_no_part_unless_asked_for():
-    hidden, table = inputs()
-    near = found()
-    far = near._replace(distances=near.distances * 3 + 1)
-    assert torch.equal(gate_of()(hidden, table, near), gate_of()(hidden, table, far))
-    ablated = gate_of(neighbour_temperature=1.0)
-    assert not torch.allclose(ablated(hidden, table, near), ablated(hidden, table, far))
-
-
-def test_an_open_gate_is_the_model_and_a_closed_one_the_memory():
-    (hidden, table), near, gate = inputs(), found(), gate_of()
-    sign = hidden.sum(-1, keepdim=True).sign()
-    hidden = hidden * sign  # so that one vector opens, or closes, every gate
-    for turned, expected in ((1e4, hidden), (-1e4, None)):
-        with torch.no_grad():
-            gate.gate.weight.fill_(turned)
-        mixed = gate(hidden, table, near)
-        if expected is not None:
-            torch.testing.assert_close(mixed, expected, rtol=0, atol=1e-12)
-            continue
-        weights = torch.where(near.tokens >= 0, torch.einsum("bnkd,bnd->bnk", table[near.tokens], hidden), -math.inf)
-        some = (near.tokens >= 0).any(-1)
-        memory = torch.einsum("nk,nkd->nd", weights[some].softmax(-1), table[near.tokens[some]])
-        torch.testing.assert_close(mixed[some], memory, rtol=0, atol=1e-12)
-        assert torch.equal(mixed[~some], hidden[~some])
-
-
-def test_one_neighbour_is_its_token_and_equal_ones_are_one():
-    (hidden, table), gate = inputs(), gate_of()
-    tokens = torch.randint(VOCAB, (2, 3, 1), generator=draw(9))
-    one = gate(hidden, table, NeighbourTokens(tokens, torch.zeros(2, 3, 1)))
-    share = gate.gate(hidden).sigmoid()
-    torch.testing.assert_close(one, (1 - share) * table[tokens[..., 0]] + share * hidden, rtol=0, atol=1e-12)
-    several = gate(hidden, table, NeighbourTokens(tokens.expand(-1, -1, 5), torch.zeros(2, 3, 5)))
-    torch.testing.assert_close(several, one, rtol=0, atol=1e-12)
-
-
-def test_the_order_of_neighbours_changes_nothing():
-    (hidden, table), near, gate = inputs(), found(), gate_of(neighbour_temperature=2.0)
-    turned = NeighbourTokens(near.tokens.flip(-1), near.distances.flip(-1))
-    torch.testing.assert_close(gate(hidden, table, turned), gate(hidden, table, near), rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("temperature", [None, 0.7])
 def test_gradients_are_those_of_differences(temperature):
     """Of the hidden states, of the embeddings and of the gate; finite also where there are no neighbours."""
@@ -162,23 +119,6 @@ def test_logits_are_the_tied_embedding_of_what_is_mixed():
         assert got.state is not None
         state, _ = got.state, parts.append(got.logits)
     torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=0, atol=1e-10)
-
-
-def test_what_only_neighbours_know_is_learned():
-    """Random text, whose next token one of two neighbours says: the gate lets them in, and the loss falls; the other
-    neighbour is always token 0, which the hidden state learns to leave out."""
-    model = model_of(seed=4).float().train()
-    optimizer, losses, source = torch.optim.Adam(model.parameters(), lr=1e-2), [], draw(0)
-    for _ in range(80):
-        tokens = torch.randint(1, VOCAB, (8, 17), generator=source)
-        targets = tokens[:, 1:]
-        near = NeighbourTokens(torch.stack([targets * 0, targets], -1), torch.zeros(8, 16, 2))
-        logits = model(tokens[:, :-1], neighbours=near).logits
-        losses.append(torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()))
-        optimizer.zero_grad()
-        losses[-1].backward()
-        optimizer.step()
-    assert losses[-1].item() < 0.2 * math.log(VOCAB - 1)
 
 
 def test_what_is_no_neighbour_is_refused():

@@ -87,11 +87,6 @@ def test_given_levels_stay_and_the_rest_follows_from_them() -> None:
     assert torch.equal(draw(model, given=whole), whole)
 
 
-def test_a_row_does_not_depend_on_the_others() -> None:
-    model = decoder().double()
-    assert torch.equal(draw(model, rows=5, seed=3)[:3], draw(model, seed=3))
-
-
 def test_draws_have_the_probabilities_of_the_model() -> None:
     """All 125 triples of a pixel: their probabilities sum to 1, and frequencies lie within 5 standard errors."""
     model = decoder().double().eval()

@@ -28,9 +28,8 @@ from regard.models import (
     presets,
 )
 from regard.models.beam import beam_search
-from regard.models.encoder import patches
 from regard.models.generate import generate
-from regard_lab.retrieval import Datastore, KnnLm, Lookup, Spalm, Text, build
+from regard_lab.retrieval import Datastore, Lookup, Spalm, Text, build
 
 TINY = {"dim": 32, "layers": 2, "heads": 4, "head_dim": 8, "max_length": 40, "mlp_dim": 48, "seed": 3}
 TOKENS, WIDTH, CLASSES = 31, 12, 5
@@ -137,6 +136,11 @@ PUBLISHED: tuple[tuple[str, dict[str, object], dict[str, object]], ...] = (
     ("hybrid_retrieval", {"layers": 4}, {"attention": ("linear", "softmax", "linear", "softmax")}),
     (
         "hybrid_retrieval",
+        {"layers": 4, "period": 3, "linear": "rfa"},
+        {"attention": ("rfa", "rfa", "softmax", "rfa")},
+    ),
+    (
+        "hybrid_retrieval",
         {"combine": "window", "window": 64},
         {"attention": ("local_linear(window=64, feature_map='elu_plus_one', combine='share')",)},
     ),
@@ -191,6 +195,12 @@ PUBLISHED: tuple[tuple[str, dict[str, object], dict[str, object]], ...] = (
     ),
     ("synthesizer", {}, {"attention": ("mixture_synthesizer(parts=('random', 'dot_product'))",)}),
     ("synthesizer", {"parts": ("dense",)}, {"encoder_attention": ("dense_synthesizer",)}),
+    (
+        "nystromformer",
+        {"num_landmarks": 3, "pinv": "exact", "convolution": None},
+        {"attention": ("nystrom(num_landmarks=3, pinv='exact', convolution=None)",), "attention_dropout": 0.0},
+    ),
+    ("bigbird", {"form": "etc"}, {"attention": ("bigbird(block_size=84, num_global=256, num_random=0, form='etc')",)}),
     ("t5", {}, {"cross_attention": ("softmax(scale=1.0)",)}),
     ("transformer", {}, {"norm": "post", "mlp_width": 2048, "encoder_layers": None}),
     ("transformer_vq", {}, {"attention": ("vector_quantized(num_codes=512, block_size=512, relative=True)",)}),
@@ -283,28 +293,6 @@ def test_decoder_streams_to_the_parallel_form_and_generates(name: str) -> None:
     assert [row.tokens.tolist() for row in streamed] == [row.tokens.tolist() for row in full]
 
 
-def test_knn_lm_is_a_decoder_that_a_datastore_is_put_beside(tmp_path: Path) -> None:
-    """Built, evaluated and generated with neighbours; what streams is the parallel form, and its keys are normed."""
-    model = small("knn_lm").eval()
-    assert isinstance(model, LanguageModel)
-    assert isinstance(model.blocks[-1].mlp_norm, nn.LayerNorm)
-    texts = [Text(str(at), row.numpy()) for at, row in enumerate(tokens_of(3, 40))]
-    mixture = KnnLm(model, build(model, texts, tmp_path / "store", origin={}, length=20), lam=0.5, k=5).eval()
-    tokens = tokens_of(2, 24)
-    state, parts = mixture.initial_state(2), []
-    for piece in tokens.split([10, 1, 1, 12], 1):
-        got = mixture(piece, state=state)
-        assert got.state is not None
-        state, _ = got.state, parts.append(got.logits)
-    torch.testing.assert_close(torch.cat(parts, 1), mixture(tokens).logits, rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(mixture(tokens).logits, model(tokens).logits.log_softmax(-1), atol=0.1)
-    streamed, full = (
-        generate(mixture, [[1, 2, 3, 4, 5], [6, 7]], max_new_tokens=10, temperature=0, use_state=use_state)
-        for use_state in (True, False)
-    )
-    assert [row.tokens.tolist() for row in streamed] == [row.tokens.tolist() for row in full]
-
-
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
 def test_encoder_decoder_streams_to_the_parallel_form_and_generates(name: str) -> None:
     model = small(name).double().eval()
@@ -319,15 +307,6 @@ def test_encoder_decoder_streams_to_the_parallel_form_and_generates(name: str) -
     ((found,),) = beam_search(model, source[:1], max_new_tokens=8, beams=1)
     read = model.shift(found.tokens[None])
     assert model(source[:1], read).logits.argmax(-1)[0].tolist() == found.tokens.tolist()
-
-
-def test_vit_reads_the_patches_of_images() -> None:
-    config = presets.build("vit", dim=32, heads=4, layers=1, input_dim=3 * 4 * 4, max_length=10)
-    images = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
-    encoded = Encoder(config).eval()(patches(images, 4))
-    assert encoded.hidden.shape == (2, 1 + 9, 32)
-    assert config.input_dim * 9 + 1 != presets.build("vit").max_length
-    assert presets.build("vit").max_length == 1 + (224 // 16) ** 2
 
 
 @pytest.mark.parametrize(
@@ -359,19 +338,6 @@ def test_overrides_reach_derived_fields_and_any_other_field() -> None:
     assert presets.build("bert", pooling="mean").pooling == "mean"
 
 
-def test_sparse_encoders_have_the_published_patterns() -> None:
-    heads = presets.build("blockbert").attention[0].count("(0, 1)")
-    assert heads == 10
-    assert presets.build("blockbert", blocks=3).attention[0].count("(0, 1, 2)") == 8
-    assert presets.build("longformer").specs == ("longformer(window=256, num_global=1)",) * 12
-    grown = presets.build("longformer", layers=5, window=32, last_window=512).specs
-    assert [spec.partition("window=")[2].partition(",")[0] for spec in grown] == ["32", "64", "128", "256", "512"]
-    assert "block_size=84, num_global=256, num_random=0, form='etc'" in presets.build("bigbird", form="etc").specs[0]
-    config = presets.build("etc", layers=1)
-    assert (config.position, config.cpc_weight, config.max_length) == ("none", 0.25, 4096 + 512)
-    assert MaskedLanguageModel(Encoder(presets.build("etc", **TINY))).loss_weights == {"cpc": 0.25}
-
-
 def test_unknown_presets_and_fields_are_named() -> None:
     with pytest.raises(ConfigError, match="unknown preset 'gtp': did you mean 'gpt'"):
         presets.build("gtp")
@@ -391,6 +357,18 @@ def test_unknown_presets_and_fields_are_named() -> None:
         ("bigbird", {"form": "etc", "num_random": 3}, "form etc has no random blocks"),
         ("blockbert", {"blocks": 7}, "0 would see their own block"),
         ("longformer", {"last_window": 0}, "windows of at least 1"),
+        ("synthesizer", {"parts": ("randm",)}, "synthesizer has no part 'randm': did you mean 'random'"),
+        ("synthesizer", {"parts": ("dot_product",)}, "without them: transformer"),
+        ("linformer", {"rank": (8, 4)}, "one for each of 12 layers; got 2"),
+        ("routing_transformer", {"routing_layers": 99}, "half of the heads of its last layers"),
+        ("routing_transformer", {"heads": 1}, "half of the heads of its last layers"),
+        ("hybrid_retrieval", {"combine": "layer"}, "cannot combine by 'layer': did you mean 'layers'"),
+        ("hybrid_retrieval", {"period": 1}, "period from 2 to the number of layers, 8"),
+        ("hybrid_retrieval", {"layers": 3, "period": 4}, "period from 2 to the number of layers, 3"),
+        ("hybrid_retrieval", {"window": 64}, "window belongs to combine='window' or 'gate', got window=64"),
+        ("hybrid_retrieval", {"feature_map": "relu"}, "feature_map belongs to combine='window' or 'gate'"),
+        ("hybrid_retrieval", {"combine": "gate", "linear": "rfa"}, "linear belongs to combine='layers'"),
+        ("hybrid_retrieval", {"combine": "window", "period": 2}, "period belongs to combine='layers'"),
     ):
         with pytest.raises(ConfigError, match=message):
             presets.build(name, **wrong)
@@ -398,48 +376,6 @@ def test_unknown_presets_and_fields_are_named() -> None:
         presets.build("image_transformer", local="3d")
     with pytest.raises(ConfigError, match="query_block belongs to local='2d', got"):
         presets.build("image_transformer", query_block=(7, 14))
-
-
-def test_which_heads_of_a_routing_transformer_are_routed() -> None:
-    sizes = {"dim": 16, "heads": 2, "layers": 3, "window": 4, "num_clusters": 3, "vocab_size": 17, "max_length": 64}
-    config = presets.build("routing_transformer", **sizes)
-    assert config.attention == ("local(window=4)", *["local(window=4):1 + routing(num_clusters=3):1"] * 2)
-    model = LanguageModel(config)
-    before = {name: x.clone() for name, x in model.named_buffers() if name.endswith("centroids")}
-    for _ in range(2):
-        model(torch.arange(34).view(2, 17) % 17)
-    after = dict(model.named_buffers())
-    assert len(before) == 2
-    assert all(not torch.equal(after[name], x) for name, x in before.items())
-    for wrong in ({"heads": 1}, {"routing_layers": 4}):
-        with pytest.raises(ConfigError, match="half of the heads of its last layers"):
-            presets.build("routing_transformer", **{**sizes, **wrong})
-
-
-@pytest.mark.parametrize("combine", ["union", "alternate", "heads"])
-@pytest.mark.parametrize("pattern", ["strided", "fixed"])
-def test_two_layers_of_a_sparse_transformer_see_every_earlier_position(pattern: str, combine: str) -> None:
-    """By gradients, so residual connections count; what one layer of either set alone would not reach."""
-    own = {"columns": 2} if pattern == "fixed" else {}
-    config = presets.build(
-        "sparse_transformer", pattern=pattern, combine=combine, stride=5, layers=2, dim=16, heads=2, max_length=27,
-        dropout=0.0, checkpoint="none", **own,
-    )  # fmt: skip
-    model = LanguageModel(config).double()
-    found = torch.zeros(27, 27, dtype=torch.bool)
-
-    def first(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        args[0].retain_grad()
-        entering.append(args[0])
-
-    entering: list[Tensor] = []
-    model.blocks[0].register_forward_pre_hook(first)
-    for query in range(27):
-        model(tokens_of(1, 27)).logits[0, query].square().sum().backward()
-        gradient = entering[-1].grad
-        assert gradient is not None
-        found[query] = gradient[0].abs().sum(-1) > 0
-    assert torch.equal(found, torch.ones(27, 27).tril().bool())
 
 
 def test_the_two_sets_of_fixed_are_in_the_order_that_covers() -> None:

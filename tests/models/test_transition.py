@@ -9,7 +9,7 @@ from regard.models import Encoder, EncoderConfig, LanguageModel, ModelConfig
 from regard.models.depth._transition import Transition
 from regard.models.generate import generate
 from regard.testing.compare import assert_close
-from tests.models.block_formulas import moved
+from tests.models.moved import moved
 
 TOKENS = torch.randint(20, (3, 12), generator=torch.Generator().manual_seed(1))
 SHAPE = {"dim": 16, "layers": 1, "heads": 2, "vocab_size": 20, "mlp": "none", "position": "none", "seed": 3}
@@ -60,23 +60,6 @@ def test_every_step_is_a_block_and_then_the_convolutions() -> None:
                 x, _ = behind(block(x).hidden, key_mask=None, causal=True, state=None)
         got = model(TOKENS)
     assert_close(got.logits, model.logits(x), tolerance=1e-12, what="logits")
-
-
-@pytest.mark.parametrize("options", [{}, {"layers": 2, "norm": "pre"}, {"block": "parallel", "norm": "pre"}])
-@pytest.mark.parametrize("bias", [-0.5, 0.5])
-def test_pieces_equal_the_whole_where_tokens_halt_early(options: dict[str, object], bias: float) -> None:
-    model = model_of("universal(steps=6, transition=convolution)", **options)
-    with torch.no_grad():
-        model.depth.halt.bias.fill_(bias)
-        whole = model(TOKENS)
-        assert len(whole.steps.unique()) > 1, "all tokens halt together, so nothing is tested"
-        for split in ([5, 1, 6], [1] * 12):
-            state, pieces = model.initial_state(3), []
-            for piece in TOKENS.split(split, 1):
-                pieces.append(model(piece, state=state))
-                state = pieces[-1].state
-            logits = torch.cat([piece.logits for piece in pieces], 1)
-            assert_close(logits, whole.logits, tolerance=1e-11, what=f"pieces of {split}")
 
 
 def test_padding_on_either_side_changes_nothing() -> None:

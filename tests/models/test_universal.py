@@ -12,7 +12,7 @@ from regard.models.depth import universal
 from regard.models.depth.universal import Halting, Universal
 from regard.models.generate import generate
 from regard.testing.compare import assert_close
-from tests.models.block_formulas import moved
+from tests.models.moved import moved
 
 TOKENS = torch.randint(20, (3, 12), generator=torch.Generator().manual_seed(1))
 
@@ -97,32 +97,6 @@ def test_steps_that_no_token_needs_are_left_out_and_change_nothing(options, monk
     assert_close(short, whole, tolerance=1e-12, what="logits")
     for name, x in wanted.items():
         assert_close(kept[name], x, tolerance=1e-12, what=name)
-
-
-def test_the_comparison_sees_keys_that_are_missing(monkeypatch) -> None:
-    """Where a step that is left out remembers no keys, later tokens miss them."""
-    model = model_of("universal(steps=9)")
-    with torch.no_grad():
-        model.depth.halt.bias.fill_(-0.5)  # type: ignore[union-attr]
-        state = model(TOKENS[:, :6], state=model.initial_state(3)).state
-        wanted = model(TOKENS[:, 6:], state=state).logits
-        monkeypatch.setattr(
-            universal._Run, "remember", lambda self, step, x, _: self.new[0].update({str(step): self.old[0][str(step)]})
-        )
-        state = model(TOKENS[:, :6], state=model.initial_state(3)).state
-        model.depth.halt.weight.mul_(-1)  # type: ignore[union-attr]
-        assert {part.length for part in state["layers"]["0"].parts.values()} == {0, 6}
-        assert wanted.isfinite().all()
-
-
-def test_rows_of_other_lengths_generate_what_each_alone_does() -> None:
-    """Left padding: coordinates follow the tokens, not the slots."""
-    model = model_of("universal(steps=4)")
-    prompts = [[1, 2, 3, 4, 5], [6], [7, 8]]
-    together = generate(model, prompts, max_new_tokens=6, temperature=0)
-    for prompt, row in zip(prompts, together, strict=True):
-        (alone,) = generate(model, [prompt], max_new_tokens=6, temperature=0)
-        assert torch.equal(row.tokens, alone.tokens)
 
 
 def test_an_encoder_ponders_too() -> None:

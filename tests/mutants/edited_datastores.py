@@ -145,7 +145,8 @@ MIXED_IN = (
         "torch.lerp(mean.to(hidden.dtype), hidden, own.to(hidden.dtype))",
         "torch.lerp(hidden, mean.to(hidden.dtype), own.to(hidden.dtype))",
         NEIGHBOURS,
-        "test_an_open_gate_is_the_model_and_a_closed_one_the_memory",
+        "test_the_mixture_is_that_of_the_loops",
+        (None,),
     ),
     Edit(
         "neighbours that are not there have a part",
@@ -163,7 +164,8 @@ MIXED_IN = (
         "        logits = logits - far.to(wide) / self.temperature",
         "far = neighbours.distances.masked_fill(~there, 0)\n    logits = logits - far.to(wide)",
         NEIGHBOURS,
-        "test_distances_have_no_part_unless_asked_for",
+        "test_the_mixture_is_that_of_the_loops",
+        (None,),
     ),
     Edit(
         "embeddings do not learn from what is mixed in",

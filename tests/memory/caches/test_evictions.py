@@ -5,7 +5,6 @@ from contextlib import suppress
 
 import pytest
 import torch
-from safetensors.torch import load, save
 
 import regard
 from regard import Heads, build, catalog
@@ -132,17 +131,6 @@ def test_lots_are_drawn_for_seeds_heads_and_slots():
     assert len({float(x) for table in drawn for x in table.flatten()[[0, 1, -1]]}) == 12
 
 
-@torch.no_grad()
-def test_streaming_is_a_mask():
-    """SPEC P8: a row sees the sinks and budget - sinks + 1 recent slots, itself among them."""
-    mechanism, cache = started(f"streaming(budget={BUDGET})")
-    q, k, v = draw(LENGTH)
-    i, j = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
-    seen = (j <= i) & ((j < SINKS) | (j > i - (BUDGET - SINKS + 1)))
-    bias = regard.ScoreBias(table=seen[None, None])
-    torch.testing.assert_close(cache(mechanism, q, k, v).values, mechanism(q, k, v, bias=bias).values)
-
-
 def accepted(policy, name, heads):
     """The mechanism, under the last options of those that the suite checks, and the policy; None: it is refused."""
     cls, _ = catalog.resolve(name)
@@ -251,50 +239,6 @@ def test_slots_stay_where_they_were(name):
         seen = ((j < 2) | (j > i - 5)).expand(2, -1)
         row = mechanism(q[:, :, i : i + 1], k[:, :, : i + 1], v[:, :, : i + 1], key_mask=seen).values
         torch.testing.assert_close(whole[:, :, i : i + 1], row, rtol=1e-9, atol=1e-11)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("policy", ["streaming", "h2o", "key_norm", "random"])
-def test_no_row_sees_a_later_one(policy):
-    """What is kept for a row depends on no later query or key, to the bit."""
-    mechanism, cache = started(f"{policy}(budget=8)")
-    q, k, v = draw(30)
-    first = cache(mechanism, q, k, v).values
-    for x in (q, k, v):
-        x[:, :, 20:] += 3
-    second = cache(mechanism, q, k, v).values
-    assert torch.equal(first[:, :, :20], second[:, :, :20])
-    assert not torch.equal(first[:, :, 20:], second[:, :, 20:])
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("policy", ["streaming", "h2o", "key_norm", "random"])
-def test_a_state_is_a_value(policy):
-    """Forked, written to a file, taken by rows; rewound while nothing was dropped."""
-    mechanism, cache = started(f"{policy}(budget=8)")
-    q, k, v = draw(30)
-    at = [x[:, :, :13] for x in (q, k, v)]
-    rest = [x[:, :, 13:] for x in (q, k, v)]
-    state = cache(mechanism, *at, state=cache.initial_state(mechanism, 2, dtype=torch.float64)).state
-    wanted = cache(mechanism, *rest, state=state).values
-    cache(mechanism, *(x.flip(2) for x in rest), state=state)
-    loaded = cache.initial_state(mechanism, 2, dtype=torch.float64).load(load(save(state.dump())))
-    turned = state.select(torch.tensor([1, 0]))
-    near = {"rtol": 0, "atol": 1e-13}  # not equal: how a product rounds may depend on where its operands lie in memory
-    torch.testing.assert_close(cache(mechanism, *rest, state=state).values, wanted, **near)
-    torch.testing.assert_close(cache(mechanism, *rest, state=loaded).values, wanted, **near)
-    turned = cache(mechanism, *(x.flip(0) for x in rest), state=turned).values
-    torch.testing.assert_close(turned, wanted.flip(0), **near)
-    with pytest.raises(UnsupportedError, match="keep the earlier state"):
-        state.rewind(1)
-    young = cache(mechanism, *(x[:, :, :6] for x in at), state=cache.initial_state(mechanism, 2, dtype=q.dtype)).state
-    if policy == "h2o":
-        assert young.rewind(0).length == 6
-        with pytest.raises(UnsupportedError, match="weights are sums"):
-            young.rewind(1)
-    else:
-        again = cache(mechanism, *(x[:, :, 4:] for x in (q, k, v)), state=young.rewind(2)).values
-        torch.testing.assert_close(again[:, :, 9:], wanted)
 
 
 def test_what_a_policy_does_not_serve():

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from safetensors.torch import load, save
 
 import regard
 from regard import Heads, build
@@ -147,23 +146,6 @@ def test_a_state_of_half_precision_has_the_bytes_of_the_formula(dtype):
     assert got.values.dtype == dtype
     assert got.state.slots("key_ranges").view()["step"].dtype == torch.float32
     assert got.state.nbytes == cache.state_nbytes(mechanism, 2, LENGTH, dtype)
-
-
-@torch.no_grad()
-def test_a_state_is_a_value():
-    q, k, v = draw(30)
-    mechanism = build("softmax", HEADS).eval()
-    cache = build_cache(SPEC.format(4), mechanism).eval()
-    at, rest = ([x[:, :, part] for x in (q, k, v)] for part in (slice(0, 17), slice(17, 30)))
-    empty = cache.initial_state(mechanism, 2, dtype=torch.float64)
-    state = cache(mechanism, *at, state=empty).state
-    wanted = cache(mechanism, *rest, state=state).values
-    assert torch.equal(cache(mechanism, *rest, state=empty.load(load(save(state.dump())))).values, wanted)
-    turned = state.select(torch.tensor([1, 0]))
-    assert torch.equal(cache(mechanism, *(x.flip(0) for x in rest), state=turned).values, wanted.flip(0))
-    assert state.rewind(0) is state
-    with pytest.raises(UnsupportedError, match="keep the earlier state"):
-        state.rewind(1)
 
 
 def test_what_it_does_not_serve():
