@@ -52,7 +52,6 @@ TRAININGS: dict[str, Sequence[str]] = {
     "text of a token store": ("--task", "text", *STORED, *PARTS),
     "two processes": ("--task", "text", *TEXT, *PARTS),
     "two processes with shards": ("--task", "text", *TEXT, *PARTS),
-    "two processes with heads": ("--task", "text", *TEXT, *PARTS),
     "two processes with sequences": ("--task", "text", *TEXT, *PARTS),
     "two processes with sequences and shards": ("--task", "text", *TEXT, *PARTS),
 }
@@ -149,7 +148,6 @@ PREPARED: dict[str, tuple[tuple[str, ...], ...]] = {
 DIVIDED = {
     "two processes": (),
     "two processes with shards": ("--parallel.shard",),
-    "two processes with heads": ("--parallel.heads", "2"),
     "two processes with sequences": ("--parallel.sequence", "2"),
     "two processes with sequences and shards": ("--parallel.shard", "--parallel.sequence", "2"),
 }

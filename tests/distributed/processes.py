@@ -2,7 +2,7 @@
 
     processes.py SCENARIO[@OPTION=VALUE[,...]] COUNT FOLDER [CONFIG] [then ...]
 
-OPTION is one of `ParallelConfig`, such as heads=2, or shard=yes. What is behind `then` is another such job, done after
+OPTION is one of `ParallelConfig`, such as shard=yes. What is behind `then` is another such job, done after
 it by the same program.
 
 Forks COUNT processes, so that torch is imported once, with the environment that torchrun would give them; this one
@@ -87,47 +87,6 @@ def sharded_curves(folder: Path, ranks: Ranks) -> None:
     """Of those where processes that share the weights meet in other places."""
     kinds = {name: MODELS[name] for name in ("codes", "reversible", "checkpointed", "exits")}
     compared({**kinds, **SHARDED}, folder, ranks, 12)
-
-
-HEADS: dict[str, dict[str, Any]] = {
-    "biased": {"attention": ("softmax",), "heads": 4, "kv_heads": 2, "bias": True, "mlp": "swiglu"},
-    "weighted": {"attention": ("additive", "shaw"), "heads": 4, "position": "learned"},
-    "reversible": {"attention": ("lsh(bucket_size=4)",), "heads": 4, "block": "reversible"},
-    "recomputed": {"attention": ("linear",), "heads": 4, "position": "rotary", "checkpoint": "block"},
-    "exits": {"attention": ("local(window=4)",), "heads": 4, "depth": "early_exit(exits=aligned)"},
-    "seldom": {"attention": ("softmax",), "kind": Seldom},
-}
-"""with weights of each head and of all, and passes that are computed again"""
-
-
-def heads_curves(folder: Path, ranks: Ranks) -> None:
-    """The same, of mechanisms whose heads are computed apart."""
-    compared(HEADS, folder, ranks, 12)
-
-
-def refused(folder: Path, ranks: Ranks) -> None:
-    """What each of some models is told, whose heads cannot be shared."""
-    said = []
-    for options in (
-        {"attention": ("strided(stride=4)",)},
-        {"attention": ("performer",)},
-        {"attention": ("routing(num_clusters=3)",)},
-        {"attention": ("softmax",), "position": "alibi"},
-        {"attention": ("softmax",), "memory": "recent(length=4)", "position": "rotary"},
-        {"attention": ("softmax",), "kv_heads": 1},
-        {"attention": ("softmax",), "mlp_dim": 33},
-        {"attention": ("softmax", "local(window=2):1 + linear:1")},
-        {"attention": ("additive",), "shared": True},
-    ):
-        shared = options.pop("shared", False)
-        model = LanguageModel(ModelConfig(dim=16, heads=2, vocab_size=16, max_length=18, layers=2, **options))
-        if shared:
-            model.blocks[1].attention.attention = model.blocks[0].attention.attention
-        try:
-            ranks.require_model(model)
-        except RegardError as error:
-            said.append(str(error))
-    (folder / f"{ranks.rank}.json").write_text(json.dumps(said))
 
 
 class WithBytes:
@@ -367,8 +326,6 @@ _ALL = (
     curves,
     every_curve,
     sharded_curves,
-    heads_curves,
-    refused,
     kept,
     full_disk,
     trained,

@@ -91,8 +91,7 @@ def parse(words: Sequence[str], description: str) -> Options:
     early.add_argument("--task.data", dest="data")
     for name in CHANGEABLE:
         early.add_argument(f"--{name.replace('_', '-')}", f"--{name}", dest=name)
-    for name in ("--parallel.heads", "--parallel.sequence"):
-        early.add_argument(name)
+    early.add_argument("--parallel.sequence")
     for name in ("--trust", "--edited", "--parallel.shard"):
         early.add_argument(name, action="store_true")
     try:

@@ -27,8 +27,4 @@ def ranks_for(group: Group, parallel: ParallelConfig) -> Ranks:
         return Sharded(group)
     if parallel.sequence > 1:
         return SequenceParts(group, parallel.sequence)
-    if parallel.heads > 1:
-        from regard_lab.distributed.heads import SharedHeads
-
-        return SharedHeads(group, parallel.heads)
     return Replicas(group)

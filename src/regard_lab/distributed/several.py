@@ -79,67 +79,23 @@ class Several(Ranks):
         return int(self.group.reduced([number], dist.ReduceOp.MAX)[0])
 
     def random_states(self, states: dict[str, Tensor]) -> dict[str, Tensor]:
-        everyone = dict(self.group.gathered((self.draws[0], states)))
-        return {_of(name, number): state for number, own in everyone.items() for name, state in own.items()}
+        everyone = self.group.gathered(states)
+        return {_of(name, rank): state for rank, own in enumerate(everyone) for name, state in own.items()}
 
     def own_random_states(self, saved: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        own, count = self.draws
         numbers = {name.partition("@")[2] or "0" for name in saved}
-        if len(numbers) != count:
+        if len(numbers) != self.count:
             return None
-        return {name.partition("@")[0]: x for name, x in saved.items() if (name.partition("@")[2] or "0") == str(own)}
+        own = str(self.rank)
+        return {name.partition("@")[0]: x for name, x in saved.items() if (name.partition("@")[2] or "0") == own}
 
     def meet(self) -> None:
         self.group.gathered(None)
 
 
-def _of(name: str, number: int) -> str:
-    """The name of a random state in a checkpoint; those of the first stream have their own."""
-    return f"{name}@{number}" if number else name
-
-
-class InSets(Several):
-    """Processes of which `size` side by side compute the same examples together; each such set has its share of them.
-
-    Args:
-        group: the processes.
-        size: so many to a set.
-
-    Raises:
-        ConfigError: `size` does not divide the number of processes.
-    """
-
-    option: str
-    """that asks for it"""
-
-    def __init__(self, group: Group, size: int) -> None:
-        super().__init__(group)
-        if group.count % size:
-            raise ConfigError(
-                f"{self.option} {size} does not divide {group.count} processes; start {size} of them or a multiple, or "
-                "choose another number"
-            )
-        self.size, self.sets = size, group.count // size
-        self.number, self.place = divmod(group.rank, size)
-
-    @property
-    def way(self) -> str:
-        return f"{super().way} of {self.size}"
-
-    def require(self, config: TrainingConfig) -> None:
-        size = config.batch_size // config.accumulation
-        if size % self.sets:
-            raise ConfigError(
-                f"training.batch_size={config.batch_size} in {config.accumulation} part(s) gives {size} examples to "
-                f"{self.sets} sets of {self.size} processes, which does not divide; use training.batch_size="
-                f"{max(size // self.sets, 1) * self.sets * config.accumulation}, or other processes"
-            )
-        if config.compile:
-            raise UnsupportedError(f"training.compile does not go with {self.option}; leave one of them out")
-
-    def share(self, items: Sequence[Item]) -> Sequence[Item]:
-        total = len(items)
-        return items[self.number * total // self.sets : (self.number + 1) * total // self.sets]
+def _of(name: str, rank: int) -> str:
+    """The name of a random state in a checkpoint; those of the first process have their own."""
+    return f"{name}@{rank}" if rank else name
 
 
 class SharedExamples(Several):

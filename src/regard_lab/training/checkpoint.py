@@ -95,21 +95,12 @@ def save(
     Raises:
         ResourceError: it cannot be written; earlier ones are intact and nothing of this one is left.
     """
-    tensors = own_tensors(model), optimizer_tensors(model, optimizer)
-    return write(folder, progress, *tensors, memory, rng_states(device) if random is None else random)
-
-
-def write(
-    folder: Path,
-    progress: Progress,
-    model: dict[str, Tensor],
-    optimizer: dict[str, Tensor],
-    memory: Mapping[str, Tensor] | None,
-    random: dict[str, Tensor],
-) -> Path:
-    """Write a checkpoint of these tensors. Returns and raises as `save`."""
     target = free_name(folder, progress.step)
-    weights = {"model.safetensors": _packed(model), "optimizer.safetensors": _packed(optimizer)}
+    weights = {
+        "model.safetensors": _packed(own_tensors(model)),
+        "optimizer.safetensors": _packed(optimizer_tensors(model, optimizer)),
+    }
+    random = rng_states(device) if random is None else random
     save_folder(target, {**weights, **small_files(progress, WHOLE, random, memory)})
     return target
 

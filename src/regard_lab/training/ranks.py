@@ -20,8 +20,7 @@ Item = TypeVar("Item")
 
 
 class Ranks:
-    """One process. `regard.distributed` has several: `Replicas` with the same weights, `Sharded` with a share of them,
-    `SharedHeads` with some of the heads.
+    """One process. `regard.distributed` has several: `Replicas` with the same weights, `Sharded` with a share of them.
 
     A method that says "of all" is called by every process at the same place, and gives every one the same answer.
     """
@@ -127,16 +126,10 @@ class Ranks:
         """The scores of all; None if one gave up."""
         return scores
 
-    @property
-    def draws(self) -> tuple[int, int]:
-        """Which of how many streams of random numbers this process draws from; those of one number draw the same."""
-        return self.rank, self.count
-
     def begin_random(self, seed: int, step: int) -> None:
-        """Seed torch's generators, which dropout draws from: of each stream its own, those of the first by `seed`."""
-        number, count = self.draws
-        if number or step:
-            digest = hashlib.sha256(repr((seed, step, number, count)).encode()).digest()
+        """Seed torch's generators, which dropout draws from: of each process its own, those of the first by `seed`."""
+        if self.rank or step:
+            digest = hashlib.sha256(repr((seed, step, self.rank, self.count)).encode()).digest()
             seed = int.from_bytes(digest[:7], "little")
         torch.manual_seed(seed)
 
