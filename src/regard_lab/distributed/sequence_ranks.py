@@ -104,7 +104,6 @@ class SharedPositions(Several):
         )
 
     def replicated(self, model: nn.Module) -> Callable[..., Any]:
-        self._stack.close()  # of the network of the stage before
         self.parts = self._stack.enter_context(sequence_parallel(model, self.group, self.size))
         return super().replicated(model)
 

@@ -43,19 +43,6 @@ class Checkpoint:
     """of the rows of a batch, where it is carried from step to step"""
 
 
-def in_memory(
-    progress: Progress, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
-) -> Checkpoint:
-    """The checkpoint of this moment; its tensors are the model's and the optimizer's own."""
-    return Checkpoint(
-        Path("the stage before"),
-        progress,
-        own_tensors(model),
-        optimizer_tensors(model, optimizer),
-        rng_states(device),
-    )
-
-
 def paths(folder: Path) -> list[Path]:
     """Checkpoints in a folder, oldest step first, verified or not.
 
