@@ -50,9 +50,7 @@ TRAININGS: dict[str, Sequence[str]] = {
     "neighbours": ("--task", "text", *TEXT, *PARTS, "--model.neighbours", "2", *BESIDE),
     "text of a token store": ("--task", "text", *STORED, *PARTS),
     "two processes": ("--task", "text", *TEXT, *PARTS),
-    "two processes with shards": ("--task", "text", *TEXT, *PARTS),
     "two processes with sequences": ("--task", "text", *TEXT, *PARTS),
-    "two processes with sequences and shards": ("--task", "text", *TEXT, *PARTS),
 }
 """name -> words of `regard train`; `task.num_examples` and the like are added where a task draws its own data"""
 DRAWN = {
@@ -133,9 +131,7 @@ PREPARED: dict[str, tuple[tuple[str, ...], ...]] = {
 """name of a training -> commands that make what it reads"""
 DIVIDED = {
     "two processes": (),
-    "two processes with shards": ("--parallel.shard",),
     "two processes with sequences": ("--parallel.sequence", "2"),
-    "two processes with sequences and shards": ("--parallel.shard", "--parallel.sequence", "2"),
 }
 """name of a training of two processes -> what they share, which every call says"""
 

@@ -88,9 +88,7 @@ def test_layers_give_what_the_whole_gives(compared):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("job", "scenario"), [("three", "in_threes"), ("four", "in_pairs"), ("four", "in_sharded_pairs")]
-)
+@pytest.mark.parametrize(("job", "scenario"), [("three", "in_threes"), ("four", "in_pairs")])
 def test_every_step_is_that_of_one_process(compared, job, scenario):
     """In float64, with accumulation; codebooks, features that are drawn again, recomputed blocks; both directions."""
     (alone,) = found(compared, "one", "alone")

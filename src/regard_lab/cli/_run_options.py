@@ -92,7 +92,7 @@ def parse(words: Sequence[str], description: str) -> Options:
     for name in CHANGEABLE:
         early.add_argument(f"--{name.replace('_', '-')}", f"--{name}", dest=name)
     early.add_argument("--parallel.sequence")
-    for name in ("--trust", "--edited", "--parallel.shard"):
+    for name in ("--trust", "--edited"):
         early.add_argument(name, action="store_true")
     try:
         first, rest = early.parse_known_args(list(words))

@@ -12,17 +12,16 @@ from regard.core.errors import ConfigError, UnsupportedError
 from regard.distributed.group import Group
 from regard.distributed.sequence.context import require, sequence_parallel
 from regard.distributed.sequence.parts import Parts
-from regard_lab.distributed.replicas import Replicas
-from regard_lab.distributed.several import Item, Several
+from regard_lab.distributed.replicas import Item, Replicas
 from regard_lab.training.batches import Batch
 from regard_lab.training.config import TrainingConfig
 
 
-class SharedPositions(Several):
+class SequenceParts(Replicas):
     """Processes of which `size` side by side take the same examples, each its own positions.
 
     What sums over positions is added up over all of them: targets, losses, gradients. See `sequence_parallel` for what
-    is exchanged. A mixin: what the processes have of the weights is said by the class behind it.
+    is exchanged.
 
     Args:
         group: the processes.
@@ -106,7 +105,3 @@ class SharedPositions(Several):
     def replicated(self, model: nn.Module) -> Callable[..., Any]:
         self.parts = self._stack.enter_context(sequence_parallel(model, self.group, self.size))
         return super().replicated(model)
-
-
-class SequenceParts(SharedPositions, Replicas):
-    """Processes that share positions and have the same weights."""

@@ -14,9 +14,6 @@ class ParallelConfig:
         ConfigError: a number below 1.
     """
 
-    shard: bool = False
-    """under torchrun: every process keeps a share of the weights and of what the optimizer remembers of them, and
-    gathers those of a block while it computes with it (FSDP); otherwise each has the whole model"""
     sequence: int = 1
     """under torchrun: processes that share the tokens of every example"""
 
@@ -28,8 +25,4 @@ class ParallelConfig:
     @property
     def named(self) -> list[str]:
         """The options that ask for something, as they are written."""
-        asked = {
-            "--parallel.shard": self.shard,
-            f"--parallel.sequence {self.sequence}": self.sequence > 1,
-        }
-        return [option for option, wanted in asked.items() if wanted]
+        return [f"--parallel.sequence {self.sequence}"] if self.sequence > 1 else []

@@ -86,7 +86,7 @@ class Trainer:
         self.damaged: list[Path] = []
         self._saved_step: int | None = None
         self._tell = on_progress or (lambda record: None)
-        self.model = self.ranks.placed(apart(model, config.only, self.ranks).to(self.device))
+        self.model = apart(model, config.only, self.ranks).to(self.device)
         self.weights: dict[str, float] = model.loss_weights  # type: ignore[assignment]
         self.train_examples = task.examples("train")
         self.carrying = Carrying(self.model, self.train_examples, config) if config.carry else None
@@ -245,11 +245,11 @@ class Trainer:
     def _clip(self, ids: list[int]) -> float:
         """Scale the gradient to norm `clip` at most; its norm before."""
         parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
-        norm = self.ranks.norm(parameters)
+        norm = nn.utils.get_total_norm([x.grad for x in parameters if x.grad is not None])
         if not torch.isfinite(norm):
             self._not_finite("gradient", ids, f" (norm {float(norm)})")
         if self.config.clip:
-            self.ranks.clip(parameters, self.config.clip, norm)
+            nn.utils.clip_grads_with_norm_(parameters, self.config.clip, norm)
         return float(norm)
 
     def _not_finite(self, what: str, ids: list[int], detail: str) -> None:
@@ -276,23 +276,22 @@ class Trainer:
 
     def _evaluate(self) -> None:
         config, progress, where = self.config, self.progress, {"kind": "evaluating", "step": self.progress.step}
-        with self.ranks.whole(self.model):
-            scores = score(
-                self.model,
-                self.validation,
-                self.vocab_size,
-                batch_size=max(1, config.batch_size // config.accumulation),
-                device=self.device,
-                dtype=self.dtype,
-                limit=config.evaluate_examples,
-                num_targets=self.num_targets,
-                stopped=lambda: self.ranks.stopped(self.signals.received is not None),
-                tell=lambda done, count: self._tell({**where, "done": done, "examples": count}),
-                carry=config.carry,
-                share=self.ranks.share,
-                cut=self.ranks.cut,
-                merged=self.ranks.merged,
-            )
+        scores = score(
+            self.model,
+            self.validation,
+            self.vocab_size,
+            batch_size=max(1, config.batch_size // config.accumulation),
+            device=self.device,
+            dtype=self.dtype,
+            limit=config.evaluate_examples,
+            num_targets=self.num_targets,
+            stopped=lambda: self.ranks.stopped(self.signals.received is not None),
+            tell=lambda done, count: self._tell({**where, "done": done, "examples": count}),
+            carry=config.carry,
+            share=self.ranks.share,
+            cut=self.ranks.cut,
+            merged=self.ranks.merged,
+        )
         if scores is None:
             return
         if not math.isfinite(scores.total.nats):
@@ -311,8 +310,8 @@ class Trainer:
         if self.ranks.main:
             progress.metrics_bytes = self.log.sync()
         memory = {} if self.carrying is None else self.carrying.tensors()
-        path = self.ranks.save(self.checkpoints, progress, self.model, self.optimizer, self.device, memory, random)
-        if path is not None:
+        if self.ranks.main:
+            path = checkpoint.save(self.checkpoints, progress, self.model, self.optimizer, self.device, memory, random)
             checkpoint.retain(self.checkpoints, self.config.keep, damaged=self.damaged)
             self._tell({"kind": "checkpoint", "step": progress.step, "path": str(path)})
         self.ranks.meet()  # who leaves before it is written may end the process that writes it
@@ -334,7 +333,7 @@ class Trainer:
             for leftover in self.checkpoints.glob(".step-*") if self.ranks.main else ():
                 discard(leftover)
         self.ranks.same({"list of checkpoints": " ".join(path.name for path in checkpoint.paths(self.checkpoints))})
-        saved, self.damaged = checkpoint.newest(self.checkpoints, self.ranks.read)
+        saved, self.damaged = checkpoint.newest(self.checkpoints)
         self.ranks.same({"checkpoint": repr(saved and saved.progress)})
         if self.run_id is not None:
             if saved is not None:
@@ -352,7 +351,7 @@ class Trainer:
             raise CheckpointError(
                 f"{saved.path} was trained on other data than the task gives now; put the data back, or start a new run"
             )
-        self.ranks.restore(self.model, self.optimizer, saved)
+        checkpoint.restore(self.model, self.optimizer, saved)
         random = self.ranks.own_random_states(saved.rng)
         if random is None:
             self.ranks.begin_random(self.config.seed, saved.progress.step)
