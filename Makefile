@@ -54,7 +54,7 @@ full: export REGARD_ALL = 1
 full:  ## all that .ci/run runs, with nothing left out
 	.ci/run
 
-test-processes: .venv/.test  ## several processes train together: replicas, shards, heads, sequences
+test-processes: .venv/.test  ## several processes train together: replicas, sequences
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/distributed -m processes
 
 test-cuda:  ## what needs a CUDA device, with the python that has torch for it and the packages of the test extra

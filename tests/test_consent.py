@@ -14,7 +14,6 @@ from regard.files import consent
 from regard.models import EncoderConfig, EncoderDecoderConfig, ModelConfig
 from regard_lab.tasks import CopyConfig, MaskedConfig, TranslationConfig
 from regard_lab.training import RunConfig, TrainingConfig, evaluate, load, resume, toml, train
-from regard_lab.training.config import Stage
 
 MINE = """
 from regard.attention.dense.uniform import Uniform
@@ -111,7 +110,6 @@ def test_a_strangers_configuration_imports_nothing(module, tmp_path, spec):
 
 CONFIGS = {
     "attention": lambda spec: tiny(spec),
-    "stages": lambda spec: tiny("softmax", stages=(Stage(steps=2, attention=(spec,)),)),
     "encoder": lambda spec: RunConfig(EncoderConfig(attention=(spec,)), MaskedConfig()),
     "encoder_attention": lambda spec: RunConfig(EncoderDecoderConfig(encoder_attention=(spec,)), TranslationConfig()),
     "cross_attention": lambda spec: RunConfig(EncoderDecoderConfig(cross_attention=(spec,)), TranslationConfig()),

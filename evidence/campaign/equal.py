@@ -12,7 +12,6 @@ from regard_lab.training.checkpoint import newest
 
 OF_THE_RUN = ("config.toml", "env.json", "manifest.json", "progress.json", "metrics.jsonl")
 """that hold the folder, the id, the checkout or the timings of a run, or checksums of files that do"""
-TENSORS = ".safetensors"
 LEFT = (".partial", ".removing")
 """endings of what is not whole yet, or not gone yet"""
 
@@ -107,15 +106,4 @@ def leftovers(folder: Path) -> list[str]:
 def _same(path: Path, other: Path) -> bool:
     if not path.is_file() or not other.is_file():
         return path.exists() == other.exists() and not path.is_file() and not other.is_file()
-    return filecmp.cmp(path, other, shallow=False) or (path.suffix == TENSORS and _content(path) == _content(other))
-
-
-def _content(path: Path) -> tuple[object, bytes]:
-    """What the head of a file of tensors says, and all their bytes: the order in which it says things is drawn by lot
-    where there is more than one beside the tensors, as in the shards of several processes.
-    """
-    data = path.read_bytes()
-    end = 8 + int.from_bytes(data[:8], "little")
-    head = json.loads(data[8:end])
-    said = {key: json.loads(text) if text[:1] == "{" else text for key, text in head.pop("__metadata__", {}).items()}
-    return (head, said), data[end:]
+    return filecmp.cmp(path, other, shallow=False)

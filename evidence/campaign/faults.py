@@ -16,9 +16,9 @@ from evidence.campaign.log import Outcome
 
 NAME = "faults"
 BATCH = 50
-WORKS = ("text", "stages", "codebooks", "recent memory", "datastore", "addition", "indices", "calibration", "export")
+WORKS = ("text", "codebooks", "recent memory", "datastore", "addition", "indices", "calibration", "export")
 """that meet every fault"""
-SEVERAL = ("two processes", "two processes with shards", "two processes with sequences")
+SEVERAL = ("two processes", "two processes with sequences")
 """works of several processes, of which one meets what can happen to one alone"""
 ERRORS = {
     "full disk": (errno.ENOSPC, False),

@@ -218,7 +218,7 @@ def _commands(folder: Path) -> Callable[[random.Random], Callable[[], str]]:
 
 
 def _configurations(folder: Path) -> Callable[[random.Random], Callable[[], str]]:
-    text = works.STAGES.replace('cache = "cache"', 'cache = "cache"\ntokenizer = "bytes"').replace(
+    text = works.SETTINGS.replace('cache = "cache"', 'cache = "cache"\ntokenizer = "bytes"').replace(
         "[training]\n",
         "[training]\nlearning_rate = 0.001\nbatch_size = 4\nwarmup = 1\nbetas = [0.9, 0.95]\nthreads = 1\n",
     )

@@ -40,7 +40,7 @@ TOML_VALUES = _words(
     '0 -1 1 3 16 inf nan true "" "x" [] {} 1.5 ["softmax"] 2026-01-01 "local(window=" "none"',
     *("9" * 30, str(1 << 40), "[1, [2]]", '["local(window=3)", "linear"]', "{a = 1}"),
 )
-HEADINGS = _words("[model] [task] [training] [other] [[training.stages]] [a.b] x")
+HEADINGS = _words("[model] [task] [training] [other] [[training.x]] [a.b] x")
 
 
 def options_of(help_text: str) -> list[str]:

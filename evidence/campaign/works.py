@@ -34,7 +34,6 @@ TRAININGS: dict[str, Sequence[str]] = {
     "pixels": ("--task", "images", *PICTURES, "--task.levels", "4", *PARTS),
     "larger pixels": ("--task", "super_resolution", *PICTURES, "--task.levels", "4", "--task.factor", "4", *PARTS),
     "graph": ("--task", "graph", "--task.nodes", "160", *PARTS),
-    "stages": ("--config", "in/stages.toml"),
     "redrawn features": ("--task", "text", *TEXT, *PARTS, "--model.attention", "performer(redraw_interval=5)"),
     "codebooks": ("--task", "text", *TEXT, *PARTS, "--model.attention", "vector_quantized(num_codes=8)"),
     "clusters": ("--task", "text", *TEXT, *PARTS, "--model.attention", "routing(num_clusters=2)"),
@@ -51,17 +50,14 @@ TRAININGS: dict[str, Sequence[str]] = {
     "neighbours": ("--task", "text", *TEXT, *PARTS, "--model.neighbours", "2", *BESIDE),
     "text of a token store": ("--task", "text", *STORED, *PARTS),
     "two processes": ("--task", "text", *TEXT, *PARTS),
-    "two processes with shards": ("--task", "text", *TEXT, *PARTS),
-    "two processes with heads": ("--task", "text", *TEXT, *PARTS),
     "two processes with sequences": ("--task", "text", *TEXT, *PARTS),
-    "two processes with sequences and shards": ("--task", "text", *TEXT, *PARTS),
 }
 """name -> words of `regard train`; `task.num_examples` and the like are added where a task draws its own data"""
 DRAWN = {
     "recall": ("--task.num-examples", "21", "--task.num-held-out", "6"),
     "copy": ("--task.num-examples", "21", "--task.num-held-out", "6"),
 }
-STAGES = """
+SETTINGS = """
 [model]
 dim = 16
 heads = 2
@@ -77,17 +73,6 @@ cache = "cache"
 
 [training]
 steps = 12
-[[training.stages]]
-steps = 3
-window = 1
-length = 8
-[[training.stages]]
-steps = 5
-window = 3
-rate_factor = 0.5
-[[training.stages]]
-steps = 4
-attention = ["softmax", "local(window=7)"]
 """
 
 
@@ -111,9 +96,7 @@ class Work:
 
 def training(name: str) -> Work:
     """A training, continued where it has begun."""
-    pace = PACE if name != "stages" else PACE[2:]
-    words = ("train", "--out", "run", *TINY[4:], *pace, *TRAININGS[name], *DRAWN.get(name, ()))
-    words = words if name == "stages" else (*words, *TINY[:4])
+    words = ("train", "--out", "run", *TINY, *PACE, *TRAININGS[name], *DRAWN.get(name, ()))
     divided = DIVIDED.get(name, ())
 
     def following(place: Path) -> Sequence[str]:
@@ -148,10 +131,7 @@ PREPARED: dict[str, tuple[tuple[str, ...], ...]] = {
 """name of a training -> commands that make what it reads"""
 DIVIDED = {
     "two processes": (),
-    "two processes with shards": ("--parallel.shard",),
-    "two processes with heads": ("--parallel.heads", "2"),
     "two processes with sequences": ("--parallel.sequence", "2"),
-    "two processes with sequences and shards": ("--parallel.shard", "--parallel.sequence", "2"),
 }
 """name of a training of two processes -> what they share, which every call says"""
 
@@ -226,7 +206,6 @@ def write_inputs(folder: Path) -> None:
     (folder / "pairs.tsv").write_text("".join(f"number {at}\tnúmero {at}\n" for at in range(40)), encoding="utf-8")
     rows = "".join(f"{at} is {('even', 'odd')[at % 2]},{('even', 'odd')[at % 2]}\n" for at in range(40))
     (folder / "labels.csv").write_text(f"text,label\n{rows}")
-    (folder / "stages.toml").write_text(STAGES)
     (folder / "texts").mkdir()
     for part in range(3):  # each fills a shard
         rows = (f"{at} and {part} make {at + part}, " * 1200 for at in range(40))

@@ -346,7 +346,7 @@ def test_inputs_are_those_of_their_seed():
         return (
             inputs.words(draw, fuzz.BASES["train"], ["--steps", "--out"], ["--risk"]),
             inputs.specification(draw, ["softmax", "local"], {"local": ["window"]}),
-            inputs.configuration(draw, works.STAGES),
+            inputs.configuration(draw, works.SETTINGS),
         )
 
     assert made(3) == made(3)

@@ -58,11 +58,6 @@ def test_a_run_keeps_its_threshold_and_uses_it(regard, with_exits):
     assert min(got["layers"]) < got["of_layers"] == 3
     plain = json.loads(regard("generate", with_exits, "12 is", "--json").out)
     assert plain["layers"] == [3] * 200, "without --exits a run is as trained"
-    shown = regard("generate", with_exits, "12 is", "--exits", "calibrated", "--show-depth", "--max-new-tokens", "9")
-    numbers, means = shown.out.splitlines()[-2:]
-    taken = [int(one) for one in numbers.removeprefix("blocks of each token: ").split()]
-    assert len(taken) == 9
-    assert means == f"mean {np.mean(taken):.2f} of 3 blocks"
     greedy = ("generate", with_exits, "12 is", "--exits", "calibrated", "--json", "--temperature", "0")
     one, many = (json.loads(regard(*greedy, *more).out) for more in ((), ("--lookup", "4")))
     assert many == one, "guessed tokens take the blocks that they take one by one"
@@ -256,10 +251,7 @@ def test_a_calibration_is_not_installed_in_another_model(regard, with_exits, cha
         install(model, tmp_path / "found")
 
 
-def test_depth_is_shown_where_there_is_one(regard, run):
-    answer = regard("generate", run, "12 is", "--show-depth")
-    assert answer.code == 2
-    assert "every token of this model takes every block" in answer.err
+def test_a_run_without_a_calibration_has_no_exits(regard, run):
     assert regard("generate", run, "12 is", "--exits", "calibrated").code == 2
 
 

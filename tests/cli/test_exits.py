@@ -77,3 +77,17 @@ def test_training_in_bfloat16_ends_with_an_evaluation(regard, text, tmp_path, de
     assert answer.code == 0, answer.err
     trained = json.loads(answer.out)["evaluation"]["nats_per_token"]
     assert json.loads(regard("evaluate", "run", "--json").out)["nats_per_token"] == pytest.approx(trained, rel=0.05)
+
+
+def test_halting_tokens_are_shown_by_blocks(regard, text, tmp_path):
+    """Two blocks for each of up to five steps; without halting there is nothing to show."""
+    words = [*SHORT, "--model.layers", "2", "--task.length", "32", "--task.corpus", text]
+    words += ["--task.cache", text.parent / "cache", "--model.depth"]
+    assert regard("train", *words, "universal(steps=5)", "--out", "halting").code == 0
+    machine = json.loads(regard("generate", "halting", "12 is", "--json", "--max-new-tokens", "4").out)
+    found = machine["layers"]
+    assert len(found) == 4
+    assert all(count % 2 == 0 and 2 <= count <= 10 for count in found)
+    assert (machine["mean_layers"], machine["of_layers"]) == (sum(found) / 4, 10)
+    assert regard("train", *words, "universal(steps=2, halting=False)", "--out", "tied").code == 0
+    assert "layers" not in json.loads(regard("generate", "tied", "12 is", "--json", "--max-new-tokens", "4").out)

@@ -189,12 +189,11 @@ def test_the_commands_of_the_page_are_commands():
     assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == sorted(TASKS)
 
 
-def test_the_files_of_the_page_are_configurations():
+def test_the_file_of_the_page_is_a_configuration():
     from regard_lab.training import toml
 
-    first, staged = (toml.from_table(tomllib.loads(content)) for content in blocks("toml"))
-    assert first.task.name == "translation"
-    assert [stage.length for stage in staged.training.stages] == [512, 1024, 2048]
+    (content,) = blocks("toml")
+    assert toml.from_table(tomllib.loads(content)).task.name == "translation"
 
 
 PAIRS = ["--task.corpus", "pairs.tsv", "--task.tokenizer", "bytes"]

@@ -43,7 +43,7 @@ def said(folder: Path, count: int) -> list[str]:
 def alone(tmp_path_factory, started) -> dict:
     """The curves of one process."""
     folder = tmp_path_factory.mktemp("alone")
-    codes, lines = started("every_curve", 0, folder)
+    codes, lines = started("curves", 0, folder)
     assert codes == [0], lines
     return json.loads((folder / "0.json").read_text())
 

@@ -2,7 +2,7 @@
 
     processes.py SCENARIO[@OPTION=VALUE[,...]] COUNT FOLDER [CONFIG] [then ...]
 
-OPTION is one of `ParallelConfig`, such as heads=2, or shard=yes. What is behind `then` is another such job, done after
+OPTION is one of `ParallelConfig`, such as sequence=2. What is behind `then` is another such job, done after
 it by the same program.
 
 Forks COUNT processes, so that torch is imported once, with the environment that torchrun would give them; this one
@@ -23,33 +23,18 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from evidence.campaign import injected
 from regard.core.errors import DataError, RegardError
 from regard.distributed import joined
 from regard.models import LanguageModel
 from regard.models.config import ModelConfig
-from regard.models.output import ModelOutput
 from regard_lab.distributed import ranks_for
 from regard_lab.tasks import RecallConfig, Task, build_task
 from regard_lab.tasks.base import Example, Examples
 from regard_lab.training import Trainer, TrainingConfig, resume, toml, train, trainer
 from regard_lab.training.parallel_config import ParallelConfig
 from regard_lab.training.ranks import ALONE, Ranks
-
-
-class Seldom(LanguageModel):
-    """With a weight that takes part only for rows that begin with one token: in some steps, and some processes."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        self.seldom = torch.nn.Parameter(torch.ones(config.vocab_size))
-
-    def forward(self, tokens: torch.Tensor, **given: Any) -> ModelOutput:
-        got, rows = super().forward(tokens, **given), tokens[:, 0] == 3
-        return got._replace(logits=got.logits + rows[:, None, None] * self.seldom) if bool(rows.any()) else got
-
 
 MODELS = {
     "softmax": {"attention": ("softmax",)},
@@ -61,73 +46,27 @@ MODELS = {
     "exits": {"attention": ("softmax",), "depth": "early_exit(exits=aligned)"},
 }
 """whose processes must meet in other places"""
-SHARDED = {
-    "grouped": {"attention": ("softmax",), "kv_heads": 1, "tied": False, "bias": True, "norm": "post"},
-    "positions": {"attention": ("softmax", "local(window=4)"), "position": "transformer_xl", "short_convolution": 3},
-    "segments": {"attention": ("softmax",), "memory": "recent(length=6)", "position": "rotary", "max_length": 6},
-    "seldom": {"attention": ("softmax",), "kind": Seldom},
-}
-"""whose weights are read by several blocks, outside of their calls, or not always"""
-
-
 Made = TypeVar("Made", bound=torch.nn.Module)
 
 
 def curves(folder: Path, ranks: Ranks, count: int = 12) -> None:
     """The losses of each kind of model in float64, and the weights and buffers that it ends with."""
-    compared(MODELS, folder, ranks, count)
-
-
-def every_curve(folder: Path, ranks: Ranks) -> None:
-    """The same, of more kinds."""
-    compared({**MODELS, **SHARDED}, folder, ranks, 12)
-
-
-def sharded_curves(folder: Path, ranks: Ranks) -> None:
-    """Of those where processes that share the weights meet in other places."""
-    kinds = {name: MODELS[name] for name in ("codes", "reversible", "checkpointed", "exits")}
-    compared({**kinds, **SHARDED}, folder, ranks, 12)
-
-
-HEADS: dict[str, dict[str, Any]] = {
-    "biased": {"attention": ("softmax",), "heads": 4, "kv_heads": 2, "bias": True, "mlp": "swiglu"},
-    "weighted": {"attention": ("additive", "shaw"), "heads": 4, "position": "learned"},
-    "reversible": {"attention": ("lsh(bucket_size=4)",), "heads": 4, "block": "reversible"},
-    "recomputed": {"attention": ("linear",), "heads": 4, "position": "rotary", "checkpoint": "block"},
-    "exits": {"attention": ("local(window=4)",), "heads": 4, "depth": "early_exit(exits=aligned)"},
-    "seldom": {"attention": ("softmax",), "kind": Seldom},
-}
-"""with weights of each head and of all, and passes that are computed again"""
-
-
-def heads_curves(folder: Path, ranks: Ranks) -> None:
-    """The same, of mechanisms whose heads are computed apart."""
-    compared(HEADS, folder, ranks, 12)
-
-
-def refused(folder: Path, ranks: Ranks) -> None:
-    """What each of some models is told, whose heads cannot be shared."""
-    said = []
-    for options in (
-        {"attention": ("strided(stride=4)",)},
-        {"attention": ("performer",)},
-        {"attention": ("routing(num_clusters=3)",)},
-        {"attention": ("softmax",), "position": "alibi"},
-        {"attention": ("softmax",), "memory": "recent(length=4)", "position": "rotary"},
-        {"attention": ("softmax",), "kv_heads": 1},
-        {"attention": ("softmax",), "mlp_dim": 33},
-        {"attention": ("softmax", "local(window=2):1 + linear:1")},
-        {"attention": ("additive",), "shared": True},
-    ):
-        shared = options.pop("shared", False)
-        model = LanguageModel(ModelConfig(dim=16, heads=2, vocab_size=16, max_length=18, layers=2, **options))
-        if shared:
-            model.blocks[1].attention.attention = model.blocks[0].attention.attention
-        try:
-            ranks.require_model(model)
-        except RegardError as error:
-            said.append(str(error))
-    (folder / f"{ranks.rank}.json").write_text(json.dumps(said))
+    task = recalled(count)
+    config = TrainingConfig(
+        steps=8, batch_size=12, accumulation=2, warmup=2, log_every=1, evaluate_every=8, threads=1, learning_rate=1e-2,
+        clip=2.0,  # which some steps exceed
+    )  # fmt: skip
+    found = {}
+    for name, options in MODELS.items():
+        options = {"max_length": 18, "heads": 2, **options}
+        shape = ModelConfig(dim=16, layers=2, vocab_size=task.vocab_size, **options)
+        model = moved_apart(LanguageModel(shape).double(), ranks)
+        (folder / name).mkdir(exist_ok=True)
+        Trainer(model, task, config, folder / name, ranks=ranks).fit()
+        ranks.meet()
+        saved = {key: x.double().flatten().tolist() for key, x in _saved(folder / name).items()}
+        found[name] = {**curves_of(folder / name, model), "saved": saved}
+    (folder / f"{ranks.rank}.json").write_text(json.dumps(found))
 
 
 class WithBytes:
@@ -169,28 +108,8 @@ def curves_of(run: Path, model: torch.nn.Module) -> dict[str, Any]:
         "losses": [line["loss"] for line in lines if line["kind"] == "train"],
         "norms": [line["gradient_norm"] for line in lines if line["kind"] == "train"],
         "valid": [number for line in scores for number in line],
-        "tensors": {key: whole(x).double().flatten().tolist() for key, x in model.state_dict().items()},
+        "tensors": {key: x.double().flatten().tolist() for key, x in model.state_dict().items()},
     }
-
-
-def compared(models: dict[str, dict[str, Any]], folder: Path, ranks: Ranks, count: int) -> None:
-    task = recalled(count)
-    config = TrainingConfig(
-        steps=8, batch_size=12, accumulation=2, warmup=2, log_every=1, evaluate_every=8, threads=1, learning_rate=1e-2,
-        clip=2.0,  # which some steps exceed
-    )  # fmt: skip
-    found = {}
-    for name, options in models.items():
-        options = {"max_length": 18, "heads": 2, **options}
-        kind = options.pop("kind", LanguageModel)
-        shape = ModelConfig(dim=16, layers=2, vocab_size=task.vocab_size, **options)
-        model = moved_apart(kind(shape).double(), ranks)
-        (folder / name).mkdir(exist_ok=True)
-        Trainer(model, task, config, folder / name, ranks=ranks).fit()
-        ranks.meet()
-        saved = {key: x.double().flatten().tolist() for key, x in _saved(folder / name).items()}
-        found[name] = {**curves_of(folder / name, model), "saved": saved}
-    (folder / f"{ranks.rank}.json").write_text(json.dumps(found))
 
 
 def _saved(run: Path) -> dict[str, torch.Tensor]:
@@ -198,10 +117,6 @@ def _saved(run: Path) -> dict[str, torch.Tensor]:
     found, _ = trainer.checkpoint.newest(run / "checkpoints")
     assert found is not None
     return found.model | found.optimizer
-
-
-def whole(x: torch.Tensor) -> torch.Tensor:
-    return x.full_tensor() if isinstance(x, DTensor) else x
 
 
 def trained(folder: Path, ranks: Ranks, config: str, **changes: object) -> None:
@@ -218,7 +133,7 @@ def continued(folder: Path, ranks: Ranks, config: str) -> None:
 
 
 def kept(folder: Path, ranks: Ranks, config: str, until: str, before: str = "") -> None:
-    """A run in float64 that goes on to a step from where another one ended, and the bytes that this process has."""
+    """A run in float64 that goes on to a step from where another one ended."""
     with ranks.together():
         if ranks.main:
             shutil.copytree(Path(before) / "run", folder / "run") if before else (folder / "run").mkdir()
@@ -228,29 +143,6 @@ def kept(folder: Path, ranks: Ranks, config: str, until: str, before: str = "") 
     training = replace(values.training, steps=int(until), schedule="constant")
     trainer = Trainer(model, task, training, folder / "run", ranks=ranks)
     trainer.fit()
-    sizes = {"weights": sum(map(_bytes, trainer.model.parameters())), "optimizer": 0}
-    for state in trainer.optimizer.state.values():
-        sizes["optimizer"] += sum(_bytes(x) for name, x in state.items() if name != "step")
-    sizes["gradients"] = sum(_bytes(x.grad) for x in trainer.model.parameters() if x.grad is not None)
-    (folder / f"{ranks.rank}.json").write_text(json.dumps(sizes))
-
-
-def _bytes(x: torch.Tensor) -> int:
-    return (x.to_local() if isinstance(x, DTensor) else x).nbytes
-
-
-def full_disk(folder: Path, ranks: Ranks, config: str) -> None:
-    """The second process cannot write its shard of the second checkpoint."""
-    sync = os.fsync
-
-    def full(descriptor: int) -> None:
-        name = os.readlink(f"/proc/self/fd/{descriptor}")
-        if ranks.rank == 1 and "00000006" in name:
-            raise OSError(28, os.strerror(28))
-        sync(descriptor)
-
-    os.fsync = full  # type: ignore[assignment]
-    trained(folder, ranks, config)
 
 
 def at_step(number: int, rank: int, ranks: Ranks, action: Callable[[], None]) -> None:
@@ -291,31 +183,6 @@ def stopped_slowly(folder: Path, ranks: Ranks, config: str) -> None:
         print(f"left behind {' '.join(there)}", flush=True)
 
 
-def stopped_while_evaluating(folder: Path, ranks: Ranks, config: str) -> None:
-    """One process gets a signal when an evaluation begins."""
-    score = trainer.score
-
-    def scored(*args: Any, **kwargs: Any) -> Any:
-        if ranks.rank == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return score(*args, **kwargs)
-
-    trainer.score = scored
-    trained(folder, ranks, config)
-
-
-def elsewhere(folder: Path, ranks: Ranks, config: str) -> None:
-    """One process has a folder of its own under the run's name, as on a machine without the others' disk."""
-    fit = Trainer.fit
-
-    def fitting(self: Trainer, *given: Any) -> None:
-        self.checkpoints = folder / "of another machine" if ranks.rank else self.checkpoints
-        fit(self, *given)
-
-    Trainer.fit = fitting  # type: ignore[method-assign]
-    trained(folder, ranks, config)
-
-
 def unlike_checkpoints(folder: Path, ranks: Ranks, config: str) -> None:
     """One process sees the run as it was before."""
     del config
@@ -324,8 +191,8 @@ def unlike_checkpoints(folder: Path, ranks: Ranks, config: str) -> None:
 
 def unlike_ways(folder: Path, ranks: Ranks, config: str) -> None:
     """One process is told to share something else."""
-    shards = ParallelConfig(shard=True)
-    trained(folder, ranks_for(ranks.group, shards) if ranks.rank else ranks, config)  # type: ignore[attr-defined]
+    parts = ParallelConfig(sequence=2)
+    trained(folder, ranks_for(ranks.group, parts) if ranks.rank else ranks, config)  # type: ignore[attr-defined]
 
 
 def unlike_calls(folder: Path, ranks: Ranks, config: str) -> None:
@@ -365,19 +232,12 @@ def unlike(folder: Path, ranks: Ranks, config: str) -> None:
 
 _ALL = (
     curves,
-    every_curve,
-    sharded_curves,
-    heads_curves,
-    refused,
     kept,
-    full_disk,
     trained,
     continued,
-    elsewhere,
     killed,
     stopped,
     stopped_slowly,
-    stopped_while_evaluating,
     failing,
     interrupted,
     diverging,
@@ -399,7 +259,7 @@ def child(scenario: str, folder: Path, rest: list[str], count: int) -> int:
             SCENARIOS[name](folder, ALONE, *rest)
             return 0
         with joined() as group:
-            parallel = ParallelConfig(**{key: value == "yes" or int(value) for key, value in options.items()})
+            parallel = ParallelConfig(**{key: int(value) for key, value in options.items()})
             SCENARIOS[name](folder, ranks_for(group, parallel), *rest)
     except RegardError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

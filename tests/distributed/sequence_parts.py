@@ -29,7 +29,6 @@ from regard.models import Encoder, EncoderConfig, LanguageModel, MaskedLanguageM
 from regard.models.config import ModelConfig
 from regard.testing.inputs import Inputs, Subject, mask_with_holes, randn
 from regard_lab.distributed import SequenceParts
-from regard_lab.distributed.sequence_sharded import ShardedSequences
 from regard_lab.tasks import Task
 from regard_lab.training import Trainer, TrainingConfig
 from regard_lab.training.network import Network
@@ -288,10 +287,6 @@ def in_pairs(folder: Path, group: Group) -> Found:
     return curves(folder, SequenceParts(group, 2))
 
 
-def in_sharded_pairs(folder: Path, group: Group) -> Found:
-    return curves(folder, ShardedSequences(group, 2))
-
-
 def counted(folder: Path, group: Group) -> Found:
     """How many numbers each process sends for sequences of two lengths, forward and backward."""
     found: dict[str, list[int]] = {}
@@ -368,7 +363,7 @@ def interrupted(folder: Path, group: Group, config: str) -> Found:
 JOBS: dict[str, tuple[int, tuple[Callable[..., Found], ...]]] = {
     "one": (1, (alone,)),
     "three": (3, (in_threes, mechanisms, mutants, inputs_alone)),
-    "four": (4, (in_pairs, in_sharded_pairs, layers, counted, dropped, at_positions, misused)),
+    "four": (4, (in_pairs, layers, counted, dropped, at_positions, misused)),
     "killed": (2, (killed,)),
     "interrupted": (2, (interrupted,)),
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from regard_lab.distributed.several import merged_scores
+from regard_lab.distributed.replicas import merged_scores
 from regard_lab.training import checkpoint, load, metrics, toml
 from regard_lab.training.evaluation import Scores
 from regard_lab.training.ranks import ALONE
@@ -109,16 +109,15 @@ def test_nobody_leaves_before_the_checkpoint_is_written(started, config, tmp_pat
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("way", ["", "@shard=yes"])
 @pytest.mark.parametrize("left", ["step-00000006", ""])
-def test_processes_that_see_other_checkpoints_are_refused(started, config, tmp_path, way, left):
+def test_processes_that_see_other_checkpoints_are_refused(started, config, tmp_path, left):
     """One without the newest, and one without any."""
-    assert started(f"trained{way}", 2, tmp_path, config)[0] == [0, 0]
+    assert started("trained", 2, tmp_path, config)[0] == [0, 0]
     shutil.copytree(tmp_path / "run", tmp_path / "older")
     for path in (tmp_path / "older" / "checkpoints").iterdir():
         if path.name != left:
             shutil.rmtree(path)
-    codes, said = started(f"unlike_checkpoints{way}", 2, tmp_path, config)
+    codes, said = started("unlike_checkpoints", 2, tmp_path, config)
     assert codes == [2, 2], said
     assert all("have another list of checkpoints than process 0" in line for line in said), said
 

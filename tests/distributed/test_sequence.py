@@ -88,9 +88,7 @@ def test_layers_give_what_the_whole_gives(compared):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("job", "scenario"), [("three", "in_threes"), ("four", "in_pairs"), ("four", "in_sharded_pairs")]
-)
+@pytest.mark.parametrize(("job", "scenario"), [("three", "in_threes"), ("four", "in_pairs")])
 def test_every_step_is_that_of_one_process(compared, job, scenario):
     """In float64, with accumulation; codebooks, features that are drawn again, recomputed blocks; both directions."""
     (alone,) = found(compared, "one", "alone")
@@ -150,7 +148,7 @@ def test_what_sets_of_processes_cannot_share_is_refused_with_what_they_can():
         ranks.require(replace(fits, compile=True))
     with pytest.raises(ConfigError, match=r"--parallel.sequence 3 does not divide 4 processes; start 3 of them"):
         SequenceParts(Group(1, 4, dist.HashStore()), 3)
-    assert [ranks.share(range(8)), ranks.number, ranks.place] == [range(4), 0, 1]
+    assert [ranks.share(range(8)), ranks.number] == [range(4), 0]
 
 
 @pytest.mark.parametrize(

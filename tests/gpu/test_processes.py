@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from torch.distributed.fsdp import FSDPModule
 
 from regard_lab.training import toml
 from tests.distributed import going_on
@@ -16,9 +15,6 @@ from tests.distributed.test_sequence import differences, found
 from tests.gpu.test_runs import run_config
 
 ROOT = Path(__file__).parents[2]
-SHARDS = pytest.mark.skipif(
-    not hasattr(FSDPModule, "set_reduce_scatter_unused_params"), reason="shards need torch 2.13 or newer"
-)
 
 
 def started(program: str, *words: object) -> str:
@@ -56,18 +52,10 @@ def test_every_step_of_parts_is_that_of_one_process(shared):
                 assert each[name]["tensors"][key] == pytest.approx(values, rel=1e-6, abs=1e-9), (name, key)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "scenario"),
-    [
-        ("every_curve", "curves"),
-        pytest.param("every_curve", "sharded_curves@shard=yes", marks=SHARDS),
-        ("heads_curves", "heads_curves@heads=2"),
-    ],
-)
-def test_every_step_is_that_of_one_process(wanted, scenario, tmp_path):
-    """Replicas, shards, heads: losses, norms, and what the checkpoint holds, in float64."""
+def test_every_step_is_that_of_one_process(tmp_path):
+    """Losses, norms, and what the checkpoint holds, in float64."""
     one, two = tmp_path / "one", tmp_path / "two"
-    codes = json.loads(started("shared_processes.py", wanted, 0, one, "then", scenario, 2, two))
+    codes = json.loads(started("shared_processes.py", "curves", 0, one, "then", "curves", 2, two))
     assert codes == [[0], [0, 0]], [(two / f"{rank}.txt").read_text()[-2000:] for rank in range(2)]
     expected = json.loads((one / "0.json").read_text())
     for rank in range(2):
@@ -78,18 +66,16 @@ def test_every_step_is_that_of_one_process(wanted, scenario, tmp_path):
                 assert each["saved"][key] == pytest.approx(values, rel=1e-6, abs=1e-9), (name, key)
 
 
-@pytest.mark.parametrize("way", ["heads=2", pytest.param("shard=yes", marks=SHARDS)])
-def test_what_processes_save_any_number_goes_on_with(way, tmp_path):
+def test_what_processes_save_any_number_goes_on_with(tmp_path):
     """And the other way round, in float64."""
     config = run_config("softmax")
     toml.save(replace(config, training=replace(config.training, batch_size=8)), tmp_path / "c")
     jobs = {
         "whole": ("kept", 0, "8", ""),
-        "two": (f"kept@{way}", 2, "4", ""),
+        "two": ("kept", 2, "4", ""),
         "alone": ("kept", 0, "8", "two"),
-        "replicas": ("kept", 2, "8", "two"),
         "begun": ("kept", 0, "4", ""),
-        "from_one": (f"kept@{way}", 2, "8", "begun"),
+        "from_one": ("kept", 2, "8", "begun"),
     }
     codes = json.loads(started("shared_processes.py", *going_on.words(jobs, tmp_path, str(tmp_path / "c"))))
     assert codes == going_on.codes(jobs)

@@ -19,7 +19,6 @@ from regard_lab.training import RunConfig, TrainingConfig, evaluate, load, resum
 from regard_lab.training.batches import Batch
 from regard_lab.training.carried import Carrying, Lanes, whole_documents
 from regard_lab.training.checkpoint import newest
-from regard_lab.training.config import Stage
 from tests.training.conftest import require_equal, stop_after
 from tests.training.killed import fates, start
 
@@ -225,18 +224,6 @@ def test_parts_of_a_batch_give_what_the_whole_gives(texts, tmp_path):
     one, two = (train(changed(texts, MEMORIES["recent"], accumulation=n), tmp_path / str(n)) for n in (1, 2))
     ours, theirs = ([line["loss"] for line in each.metrics if line["kind"] == "train"] for each in (one, two))
     assert ours == pytest.approx(theirs, rel=1e-4)
-
-
-def test_a_stage_begins_with_empty_memories(texts, tmp_path):
-    stages = (Stage(steps=3), Stage(steps=4, length=6))
-    config = changed(texts, MEMORIES["recent"], stages=stages)
-    whole = train(config, tmp_path / "whole")
-    for step in (3, 5):
-        run = tmp_path / f"after {step}"
-        with pytest.raises(RuntimeError, match="stopped"):
-            train(config, run, on_progress=stop_after(step))
-        assert resume(run).evaluation == whole.evaluation
-        require_equal(run, tmp_path / "whole", *PARTS)
 
 
 def test_a_checkpoint_without_its_memories_is_refused(texts, tmp_path):

@@ -13,7 +13,6 @@ from regard.models import EncoderDecoder, EncoderDecoderConfig, LanguageModel, M
 from regard_lab.tasks import ImagesConfig, SuperResolutionConfig, build_task
 from regard_lab.tasks.pixels import reduced
 from regard_lab.training import Interrupted, RunConfig, TrainingConfig, evaluate, load, train
-from regard_lab.training.config import Stage
 from regard_lab.training.run import fitted
 from tests.training.conftest import require_equal
 
@@ -129,18 +128,6 @@ def test_the_encoder_has_the_scheme_of_the_decoder_for_its_own_image(runs: dict[
     assert model.encoder.position == "coordinates(std=0.5, width=4, channels=3, query_block=None)"
 
 
-def test_the_attention_of_a_stage_takes_the_shape_of_the_images(runs: dict[str, RunConfig]) -> None:
-    config, own = runs["images"], ("image_local_2d(flange=(2, 2))",)
-    stages = (Stage(steps=3), Stage(steps=1, attention=own))
-    config = replace(config, training=replace(SHORT, stages=stages))
-    task = build_task(config.task)
-    found = [stage.attention for stage in fitted(config, task).training.stages]
-    assert found == [None, ("image_local_2d(flange=(2, 2), width=8, channels=3, query_block=(2, 4))",)]
-    raster = replace(config, task=replace(config.task, query_block=None), model=ModelConfig(**TINY))
-    with pytest.raises(ConfigError, match="pixels come in raster order"):
-        fitted(raster, build_task(raster.task))
-
-
 @pytest.mark.parametrize("name", ["images", "super_resolution"])
 def test_an_interrupted_run_goes_on_bit_for_bit(runs: dict[str, RunConfig], tmp_path: Path, name: str) -> None:
     whole = train(runs[name], tmp_path / "whole").path
@@ -190,9 +177,7 @@ def test_drawing_what_does_not_fit_is_refused(runs: dict[str, RunConfig], tmp_pa
         load(tmp_path / "images")
 
 
-def test_mechanisms_and_stages_that_do_not_fit_the_images_are_refused(
-    runs: dict[str, RunConfig], tmp_path: Path
-) -> None:
+def test_mechanisms_that_do_not_fit_the_images_are_refused(runs: dict[str, RunConfig], tmp_path: Path) -> None:
     config = runs["images"]
     raster = replace(config, task=replace(config.task, query_block=None))
     with pytest.raises(ConfigError, match="the pixels come in raster order"):
@@ -200,7 +185,4 @@ def test_mechanisms_and_stages_that_do_not_fit_the_images_are_refused(
     other = replace(config, model=replace(config.model, attention=("image_local_2d(query_block=(4, 4))",)))
     with pytest.raises(ConfigError, match=r"has query_block=\(4, 4\), and the task's images have"):
         train(other, tmp_path / "run")
-    cut = replace(config, training=replace(SHORT, stages=(Stage(steps=2), Stage(steps=2, length=8))))
-    with pytest.raises(ConfigError, match="a stage has length=8, and task images has no length"):
-        train(cut, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -15,7 +15,6 @@ from regard.models import LanguageModel, ModelConfig
 from regard.models.generate import generate
 from regard_lab.tasks import CopyConfig, ImagesConfig, TextConfig
 from regard_lab.training import RunConfig, TrainingConfig, evaluate, load, resume, toml, train
-from regard_lab.training.config import Stage
 from tests.training.conftest import require_equal, stop_after
 
 WINDOW, SEGMENT, KEPT = 32, 8, 64
@@ -35,11 +34,6 @@ def remembering(tmp_path: Path) -> RunConfig:
 
 def changed(config: RunConfig, **model: object) -> RunConfig:
     return replace(config, model=replace(config.model, **model))
-
-
-def staged(config: RunConfig, *lengths: int | None) -> RunConfig:
-    stages = tuple(Stage(steps=config.training.steps // len(lengths), length=length) for length in lengths)
-    return replace(config, training=replace(config.training, stages=stages))
 
 
 def like(model: nn.Module, **changes: object) -> LanguageModel:
@@ -144,18 +138,3 @@ def test_other_tasks_and_their_segments(remembering: RunConfig, tmp_path: Path) 
     drawn = loaded.draw(2, seed=1)
     assert drawn.shape == (2, 4, 8, 1)
     assert (loaded.draw(2, seed=1, use_state=False) == drawn).all()
-
-
-@pytest.mark.parametrize("lengths", [(SEGMENT, None), (None, SEGMENT), (16, 24)])
-def test_a_stage_may_have_windows_of_one_segment_where_another_has_more(
-    remembering: RunConfig, tmp_path: Path, lengths: tuple[int | None, ...]
-) -> None:
-    result = train(staged(remembering, *lengths), tmp_path / "run")
-    assert result.config.model.max_length == SEGMENT
-    assert load(tmp_path / "run").model.config.max_length == SEGMENT  # type: ignore[union-attr]
-
-
-def test_stages_that_never_use_the_memory_are_refused(remembering: RunConfig, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"would remember nothing: .* no example to train on has more than 8;"):
-        train(staged(remembering, SEGMENT - 2, SEGMENT), tmp_path / "run")
-    assert not (tmp_path / "run").exists()

@@ -63,19 +63,14 @@ class Group:
         self.exchange(lambda: dist.all_gather_object(found, own))
         return found
 
-    def reduced(
-        self,
-        numbers: Sequence[float],
-        operation: dist.ReduceOp.RedOpType,
-        among: dist.ProcessGroup | None = None,
-    ) -> list[float]:
-        """Numbers of all, or of those `among` which this process is, in float64.
+    def reduced(self, numbers: Sequence[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
+        """Numbers of all, in float64.
 
         Raises:
             ResourceError: one has left.
         """
         values = torch.tensor(numbers, dtype=torch.float64, device=self.device)
-        self.exchange(lambda: dist.all_reduce(values, op=operation, group=among))
+        self.exchange(lambda: dist.all_reduce(values, op=operation))
         return values.tolist()
 
     def summed(self, x: Tensor) -> None:

@@ -5,7 +5,6 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,52 +29,23 @@ def save_folder(target: Path, files: Mapping[str, bytes]) -> None:
     Raises:
         ResourceError: it cannot be written, or is there; nothing of it is left.
     """
-    with new_folder(target) as folder:
-        for name, data in files.items():
-            folder.write(name, data)
-
-
-@dataclass
-class NewFolder:
-    """A folder that is being written: where it is meanwhile, and what its manifest will say of its files."""
-
-    path: Path
-    entries: dict[str, Entry] = field(default_factory=dict)
-
-    def write(self, name: str, data: bytes) -> None:
-        """Write a file, forced to disk; the manifest has none of those in folders inside.
-
-        Raises:
-            UnsafeFileError: the name leads out of the folder.
-        """
-        path = self.path / name
-        if not path.resolve().is_relative_to(self.path.resolve()):
-            raise UnsafeFileError(f"the file name {name!r} leads out of the folder {self.path}")
-        path.parent.mkdir(exist_ok=True)
-        _write(path, data)
-        if path.parent == self.path:
-            self.entries[name] = Entry.of(data)
-        else:
-            sync(path.parent)
-
-
-@contextmanager
-def new_folder(target: Path) -> Iterator[NewFolder]:
-    """A hidden folder that becomes `target` at the end of the block, with a manifest.
-
-    Who writes into it otherwise forces the files to disk and adds them to the entries.
-
-    Raises:
-        ResourceError: as `save_folder`.
-    """
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with partial(target) as path:
-            folder = NewFolder(path)
-            yield folder
-            _write(path / MANIFEST, (json.dumps(checksums.manifest(folder.entries), indent=1) + "\n").encode())
-            sync(path)
-            os.rename(path, target)
+        with partial(target) as folder:
+            entries: dict[str, Entry] = {}
+            for name, data in files.items():
+                path = folder / name
+                if not path.resolve().is_relative_to(folder.resolve()):
+                    raise UnsafeFileError(f"the file name {name!r} leads out of the folder {folder}")
+                path.parent.mkdir(exist_ok=True)
+                _write(path, data)
+                if path.parent == folder:  # the manifest has no files of folders inside
+                    entries[name] = Entry.of(data)
+                else:
+                    sync(path.parent)
+            _write(folder / MANIFEST, (json.dumps(checksums.manifest(entries), indent=1) + "\n").encode())
+            sync(folder)
+            os.rename(folder, target)
         sync(target.parent)
 
 
@@ -107,11 +77,6 @@ def listed(folder: Path) -> dict[str, Entry]:
         return checksums.entries(json.loads(_contents(folder / MANIFEST)))
     except ValueError as error:
         raise CheckpointError(f"{folder}: {error}") from None
-
-
-def require_file(path: Path, entry: Entry) -> None:
-    """Verify a file, which may be larger than the memory. Raises as `load_folder`."""
-    _require(entry, _read(path, Entry.at), path)
 
 
 def _require(entry: Entry, found: Entry, path: Path) -> None:

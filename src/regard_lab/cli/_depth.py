@@ -1,16 +1,12 @@
 """Exits with a calibrated threshold, and how many blocks each token took, for the commands that show them."""
 
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
-
 from regard.cli import as_json
-from regard.core.errors import ConfigError, printable
-from regard_lab.cli._output import console, tell
-from regard_lab.report.depth_text import COLOURS, legend, shade
+from regard.core.errors import ConfigError
+from regard_lab.cli._output import tell
 
 if TYPE_CHECKING:
     from torch import nn
@@ -149,42 +145,6 @@ def depth_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(what, how.format(**found)) for name, (what, how) in shown.items() if name in found]
 
 
-def require_depths(model: Any) -> int:
-    """How many blocks a token takes at most, of a model whose tokens take as many as they need.
-
-    Raises:
-        ConfigError: every token takes every block.
-    """
-    if model.depth.most is None:
-        raise ConfigError(
-            "every token of this model takes every block: --show-depth is for exits; regard calibrate finds their "
-            "threshold, and --exits uses it"
-        )
-    return int(model.depth.most)
-
-
-def coloured(pieces: "Iterable[Piece]", most: int) -> None:
-    """Write a continuation as it comes: coloured by the blocks of each token, or on no terminal with their numbers."""
-    screen, taken = console(), list[int]()
-    for piece in pieces:
-        assert piece.layers is not None
-        taken.append(piece.layers)
-        if screen.is_terminal:
-            screen.print(Text(printable(piece.text), COLOURS[shade(piece.layers, most)]), end="", soft_wrap=True)
-        else:
-            sys.stdout.write(piece.text)
-        sys.stdout.flush()
-    sys.stdout.write("\n")
-    if screen.is_terminal:
-        said = Text("blocks: ")
-        for at, numbers in legend(most):
-            said.append(f"{numbers}  ", COLOURS[at])
-        screen.print(said)
-    else:
-        sys.stdout.write(f"blocks of each token: {' '.join(map(str, taken))}\n")
-    sys.stdout.write(f"mean {mean(taken):.2f} of {most} blocks\n")
-
-
 def machine(prompt: str, pieces: "Iterable[Piece]", most: int | None) -> None:
     """Write a continuation as one JSON object, with the blocks of every token where these decide them."""
     found = list(pieces)
@@ -195,10 +155,5 @@ def machine(prompt: str, pieces: "Iterable[Piece]", most: int | None) -> None:
     }
     taken = [piece.layers for piece in found if piece.layers is not None]
     if most is not None and taken:
-        answer |= {"layers": taken, "mean_layers": mean(taken), "of_layers": most}
+        answer |= {"layers": taken, "mean_layers": sum(taken) / len(taken), "of_layers": most}
     print(as_json(answer))
-
-
-def mean(taken: Sequence[int]) -> float:
-    """The mean, 0 of nothing."""
-    return sum(taken) / len(taken) if taken else 0.0

@@ -91,9 +91,8 @@ def parse(words: Sequence[str], description: str) -> Options:
     early.add_argument("--task.data", dest="data")
     for name in CHANGEABLE:
         early.add_argument(f"--{name.replace('_', '-')}", f"--{name}", dest=name)
-    for name in ("--parallel.heads", "--parallel.sequence"):
-        early.add_argument(name)
-    for name in ("--trust", "--edited", "--parallel.shard"):
+    early.add_argument("--parallel.sequence")
+    for name in ("--trust", "--edited"):
         early.add_argument(name, action="store_true")
     try:
         first, rest = early.parse_known_args(list(words))

@@ -13,7 +13,7 @@ from regard.core.errors import ConfigError, InputError
 from regard_lab.cli._batch import AT_A_TIME, Prompt, answer, continued, prompts, told
 from regard_lab.cli._cache import reduce
 from regard_lab.cli._datastore import KnnOptions, looked_up, mixing, require_datastore
-from regard_lab.cli._depth import coloured, leave_early, machine, require_as_measured, require_depths
+from regard_lab.cli._depth import leave_early, machine, require_as_measured
 from regard_lab.cli._options import Device, Ignore, Trust
 from regard_lab.cli._output import weights_of, will_write, write
 
@@ -81,8 +81,6 @@ class Options:
     knn: KnnOptions = field(default_factory=KnnOptions)
     exits: str | None = None
     """continuing: leave early by the threshold of regard calibrate: calibrated is what the run keeps, else a folder"""
-    show_depth: bool = False
-    """continuing: colour every token by the blocks that it took; without a terminal, their numbers below the text"""
     json: bool = False
     """continuing one prompt: machine output on stdout, with the blocks of every token where a depth decides them"""
     device: Device = "auto"
@@ -91,7 +89,7 @@ class Options:
 
 
 _SAMPLING_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop")
-_CONTINUING_OPTIONS = (*_SAMPLING_OPTIONS, "weights", "datastore", "cache", "lookup", "exits", "show_depth", "json")
+_CONTINUING_OPTIONS = (*_SAMPLING_OPTIONS, "weights", "datastore", "cache", "lookup", "exits", "json")
 _DRAWING_OPTIONS = ("temperature", "top_k", "top_p", "seed", "out", "count", "complete")
 _BEAM_OPTIONS = ("max_new_tokens", "beam", "length_penalty")
 
@@ -107,8 +105,8 @@ def run(options: Options) -> int:
     if options.batch is not None and (options.prompt is not None or options.chat):
         beside = "--chat" if options.chat else repr(options.prompt)
         raise ConfigError(f"--batch {options.batch} has the prompts; leave {beside} out")
-    if options.chat and (options.show_depth or options.json):
-        raise ConfigError("--show-depth and --json are for one prompt; leave them out of --chat")
+    if options.chat and options.json:
+        raise ConfigError("--json is for one prompt; leave it out of --chat")
     if options.knn.own or (options.chat and options.datastore is not None):
         given = "--knn.own" if options.knn.own else "--chat"
         raise ConfigError(f"--datastore looks up what continues a text: {given} has no use for it; leave one out")
@@ -195,9 +193,8 @@ def _continue(
 
     sampling = _sampling(options, does="continues text")
     decoder: Any = getattr(model, "model", model)  # what a datastore stands beside
-    most = require_depths(decoder) if options.show_depth else None
-    if options.batch is not None and (options.show_depth or options.json):
-        raise ConfigError("--batch writes lines of JSON; --show-depth and --json are for one prompt: leave them out")
+    if options.batch is not None and options.json:
+        raise ConfigError("--batch writes lines of JSON; --json is for one prompt: leave it out")
     if options.lookup is not None:
         if options.temperature != 0:
             raise ConfigError(f"--lookup {options.lookup} guesses the likeliest tokens; add --temperature 0")
@@ -207,9 +204,6 @@ def _continue(
         pieces = stream(model, [prompt], stop_tokens=stop_tokens, tokenizer=tokenizer, **sampling)
         if options.json:
             machine(prompt, pieces, decoder.depth.most)
-            return 0
-        if most is not None:
-            coloured(pieces, most)
             return 0
         for piece in pieces:
             write(piece.text)

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.core.errors import CheckpointError, ConfigError, RegardError, ResourceError
-from regard.files.checksums import MANIFEST, Entry
+from regard.files.checksums import Entry
 from regard.files.folders import MISSING, load_file, locked_folder, writing
 from regard.files.writing import sweep
 from regard_lab.retrieval.manifest import (
@@ -238,26 +238,6 @@ class Datastore:
             writer = Writer(self.folder, current.manifest)
             yield writer
             writer.finish()
-
-    def abandon(self) -> "Datastore | None":
-        """Without an addition that was interrupted: as it was before that. None: there was nothing before, as before a
-        build, and nothing is left; a folder in which somebody else keeps files stays, with these.
-
-        Raises:
-            ResourceError: as `adding`.
-        """
-        with self._alone() as current:
-            after = current.manifest.before
-            after.write(self.folder)
-            result = Datastore(self.folder, after)
-            result._sweep()
-            if after.documents or current.manifest.adding is None:
-                return result
-            with writing(self.folder):
-                (self.folder / MANIFEST).unlink()
-                if not any(self.folder.iterdir()):
-                    self.folder.rmdir()
-            return None
 
     def delete(self, *names: str) -> "Datastore":
         """Without the documents of these names, or of these files, all in one step. Blocks that hold others too are

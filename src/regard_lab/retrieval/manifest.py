@@ -183,8 +183,7 @@ def readable(folder: Path, *, unfinished: bool) -> Manifest:
     if found.adding is not None and not unfinished:
         raise CheckpointError(
             f"{folder} is not whole: {what} was interrupted after {found.entries:,} entries; "
-            "give the same regard knn build or regard knn merge again, which goes on from there; "
-            "abandon() of Datastore.open(folder, unfinished=True) takes it back"
+            "give the same regard knn build or regard knn merge again, which goes on from there"
         )
     return found
 

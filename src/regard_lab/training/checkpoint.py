@@ -2,15 +2,14 @@
 
 A checkpoint is a folder `step-00000250` of a run's `checkpoints`: model.safetensors (parameters and buffers),
 optimizer.safetensors, rng.safetensors, progress.json, memory.safetensors where memories are carried from step to step,
-and manifest.json with the SHA-256 of each. Where processes shared the weights, model and optimizer are in shards
-instead, one of each process (`regard_lab.training.shards`). A step saved again (because its first checkpoint is
-damaged, or was saved before its evaluation) is `step-00000250.1`: nothing that is whole is ever replaced.
+and manifest.json with the SHA-256 of each. A step saved again (because its first checkpoint is damaged, or was saved
+before its evaluation) is `step-00000250.1`: nothing that is whole is ever replaced.
 """
 
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,9 +19,9 @@ from torch import Tensor, nn
 
 from regard.core.errors import CheckpointError, ResourceError
 from regard.files.folders import load_folder, remove_folder, save_file, save_folder
-from regard_lab.training import shards, standing
+from regard_lab.training import standing
 from regard_lab.training.random_states import rng_states
-from regard_lab.training.standing import IN_SHARDS, WHOLE, Progress
+from regard_lab.training.standing import Progress
 
 _NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 _LOG = logging.getLogger("regard")
@@ -41,19 +40,6 @@ class Checkpoint:
     rng: dict[str, Tensor]
     memory: dict[str, Tensor] = field(default_factory=dict)
     """of the rows of a batch, where it is carried from step to step"""
-
-
-def in_memory(
-    progress: Progress, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
-) -> Checkpoint:
-    """The checkpoint of this moment; its tensors are the model's and the optimizer's own."""
-    return Checkpoint(
-        Path("the stage before"),
-        progress,
-        own_tensors(model),
-        optimizer_tensors(model, optimizer),
-        rng_states(device),
-    )
 
 
 def paths(folder: Path) -> list[Path]:
@@ -95,42 +81,19 @@ def save(
     Raises:
         ResourceError: it cannot be written; earlier ones are intact and nothing of this one is left.
     """
-    tensors = own_tensors(model), optimizer_tensors(model, optimizer)
-    return write(folder, progress, *tensors, memory, rng_states(device) if random is None else random)
-
-
-def write(
-    folder: Path,
-    progress: Progress,
-    model: dict[str, Tensor],
-    optimizer: dict[str, Tensor],
-    memory: Mapping[str, Tensor] | None,
-    random: dict[str, Tensor],
-) -> Path:
-    """Write a checkpoint of these tensors. Returns and raises as `save`."""
-    target = free_name(folder, progress.step)
-    weights = {"model.safetensors": _packed(model), "optimizer.safetensors": _packed(optimizer)}
-    save_folder(target, {**weights, **small_files(progress, WHOLE, random, memory)})
-    return target
-
-
-def free_name(folder: Path, step: int) -> Path:
-    """Where the next checkpoint of a step is written."""
     taken = {path.name for path in paths(folder)}
-    name = f"step-{step:08d}"
+    name = f"step-{progress.step:08d}"
     attempts = (name, *(f"{name}.{attempt}" for attempt in range(1, len(taken) + 1)))
-    return folder / next(attempt for attempt in attempts if attempt not in taken)
-
-
-def small_files(
-    progress: Progress, form: int, random: dict[str, Tensor], memory: Mapping[str, Tensor] | None
-) -> dict[str, bytes]:
-    """The files of a checkpoint besides model and optimizer."""
-    return {
-        "rng.safetensors": _packed(random),
-        "progress.json": standing.written(progress, form),
-        **({"memory.safetensors": _packed(dict(memory))} if memory else {}),
+    target = folder / next(attempt for attempt in attempts if attempt not in taken)
+    tensors = {
+        "model": own_tensors(model),
+        "optimizer": optimizer_tensors(model, optimizer),
+        "rng": rng_states(device) if random is None else random,
+        **({"memory": dict(memory)} if memory else {}),
     }
+    files = {f"{part}.safetensors": _packed(each) for part, each in tensors.items()}
+    save_folder(target, {**files, "progress.json": standing.written(progress)})
+    return target
 
 
 def load(path: Path) -> Checkpoint:
@@ -140,34 +103,18 @@ def load(path: Path) -> Checkpoint:
         CheckpointError: damaged, incomplete, or of a format that this version does not know.
         ResourceError: it cannot be read, which says nothing about what it holds.
     """
-    return opened(path, load_folder(path), ("model", "optimizer"))
-
-
-def opened(path: Path, files: Mapping[str, bytes], parts: Collection[str]) -> Checkpoint:
-    """What the verified files of a checkpoint hold; of model and optimizer only the `parts` that are asked for.
-
-    Raises:
-        CheckpointError: as `load`.
-    """
-    progress, form = standing.read(path, files, step=_step(path))
-    tensors: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
+    files = load_folder(path)
+    progress = standing.read(path, files, step=_step(path))
     try:
-        for part in (*parts, "rng", *(["memory"] if "memory.safetensors" in files else [])):
-            if form == IN_SHARDS and part in tensors:
-                tensors[part] = shards.joined(files, part)
-            else:
-                tensors[part] = safetensors.torch.load(files[f"{part}.safetensors"])
+        parts = ("model", "optimizer", "rng", *(["memory"] if "memory.safetensors" in files else []))
+        tensors = {part: safetensors.torch.load(files[f"{part}.safetensors"]) for part in parts}
     except (KeyError, ValueError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{path} is incomplete or malformed ({type(error).__name__}: {error})") from None
     return Checkpoint(path, progress, **tensors)
 
 
-def newest(folder: Path, read: Callable[[Path], Checkpoint] = load) -> tuple[Checkpoint | None, list[Path]]:
+def newest(folder: Path) -> tuple[Checkpoint | None, list[Path]]:
     """The newest checkpoint that verifies, and the newer ones that do not; each of those is logged as a warning.
-
-    Args:
-        folder: of checkpoints.
-        read: gives a checkpoint and verifies it; raises as `load`.
 
     Returns:
         (checkpoint, damaged); the checkpoint is None only if the folder holds none at all.
@@ -180,7 +127,7 @@ def newest(folder: Path, read: Callable[[Path], Checkpoint] = load) -> tuple[Che
     reasons: list[str] = []
     while left := [path for path in reversed(paths(folder)) if path not in damaged]:
         try:
-            return read(left[0]), damaged
+            return load(left[0]), damaged
         except CheckpointError as error:
             if os.path.lexists(left[0]):  # or who trains this run has removed it meanwhile, after saving a newer one
                 _LOG.warning("skipped a damaged checkpoint: %s", error)
@@ -260,24 +207,9 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Chec
         CheckpointError: as `restore_model`, or the file of the optimizer holds something else than those of this model;
             neither is changed.
     """
-    pairs, state = require_fit(model, optimizer, checkpoint)
+    pairs, state = _model_pairs(model, checkpoint), _optimizer_state(model, optimizer, checkpoint)
     _copy(pairs)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def require_fit(
-    model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint
-) -> tuple[list[tuple[Tensor, Tensor]], dict[int, dict[str, Tensor]]]:
-    """Compare names, shapes and dtypes with those of a model and its optimizer, of which neither is changed.
-
-    Returns:
-        Every tensor of the model with its saved value; the saved state of every parameter, by its place in the
-        optimizer.
-
-    Raises:
-        CheckpointError: as `restore`.
-    """
-    return _model_pairs(model, checkpoint), _optimizer_state(model, optimizer, checkpoint)
 
 
 def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
@@ -379,6 +311,6 @@ def _order(path: Path) -> tuple[int, int]:
 
 def _score(path: Path) -> float | None:
     try:
-        return standing.read(path, load_folder(path, only=["progress.json"]), step=_step(path))[0].score
+        return standing.read(path, load_folder(path, only=["progress.json"]), step=_step(path)).score
     except CheckpointError:
         return None

@@ -39,37 +39,6 @@ _LEAST_VALUES = {
 }
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A part of a training. What is not said is the run's own; weights and the optimizer's running means go on.
-
-    Raises:
-        ConfigError: values that make no sense.
-
-    Source: Beltagy et al. 2020, section 4.2 (from stage to stage twice the window and length, half the rate).
-    """
-
-    steps: int
-    """optimizer steps of the stage"""
-    attention: tuple[str, ...] | None = None
-    """specifications, as model.attention"""
-    window: int | None = None
-    """of every mechanism that has one, instead of what its specification says"""
-    length: int | None = None
-    """of the examples, instead of task.length, which stays that of the validation"""
-    rate_factor: float = 1.0
-    """factor of the learning rate that the schedule gives"""
-
-    @typed
-    def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("window", 0), ("length", 2)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} of a stage must be at least {least}, got {value}")
-        if not 0 < self.rate_factor < float("inf"):
-            raise ConfigError(f"rate_factor of a stage must be positive, got {self.rate_factor}")
-
-
 @typed_fields
 @dataclass(frozen=True)
 class TrainingConfig:
@@ -142,8 +111,6 @@ class TrainingConfig:
     datastore_model: str | None = None
     """the model that made --datastore, which stays as it is: directory of a run, or published weights, as regard knn
     build takes them"""
-    stages: tuple[Stage, ...] = ()
-    """parts with other attention, length or rate; their steps add up to all steps. In a file: [[training.stages]]"""
 
     @typed
     def __post_init__(self) -> None:
@@ -186,11 +153,6 @@ class TrainingConfig:
                 "datastore and datastore_model go together: positions are looked up by what the model that made the "
                 f"datastore makes of them; got {self.datastore!r} and {self.datastore_model!r}"
             )
-        if self.datastore is not None and any(stage.length is not None for stage in self.stages):
-            problems.append("datastore: a stage with another length would not be looked up; leave one of them out")
-        together = sum(stage.steps for stage in self.stages)
-        if self.stages and together != self.steps:
-            problems.append(f"steps must be those of the stages together, {together}, got {self.steps}")
         if problems:
             raise ConfigError("\n".join(problems))
 

@@ -10,11 +10,11 @@ from regard_lab.tasks.config import TEXT_CLASSES, TOYS
 from regard_lab.tasks.corpus import NAMED
 from regard_lab.tasks.translation import BUNDLED as BUNDLED_PAIRS
 from regard_lab.training import network
-from regard_lab.training.config import AnyModelConfig, RunConfig
+from regard_lab.training.config import RunConfig
 
 
 def fitted(config: RunConfig, task: Task) -> RunConfig:
-    """The configuration with what the task decides of the model in every stage, and paths that hold from any folder."""
+    """The configuration with what the task decides of the model, and paths that hold from any folder."""
     wanted = config.task
     if isinstance(wanted, TextConfig):
         cache = None if wanted.cache is None else _absolute(wanted.cache)
@@ -26,19 +26,11 @@ def fitted(config: RunConfig, task: Task) -> RunConfig:
         wanted = replace(wanted, data=_absolute(wanted.data))
         if isinstance(wanted, ClassificationConfig) and wanted.test is not None:
             wanted = replace(wanted, test=_absolute(wanted.test))
-    stages = tuple(
-        stage if stage.attention is None else replace(stage, attention=_attention(config.model, stage.attention, task))
-        for stage in config.training.stages
-    )
     store, maker = config.training.datastore, config.training.datastore_model
     if store is not None and maker is not None:
         store, maker = _absolute(store), maker if maker.startswith("package:") else _absolute(maker)
-    training = replace(config.training, stages=stages, datastore=store, datastore_model=maker)
+    training = replace(config.training, datastore=store, datastore_model=maker)
     return replace(config, model=network.fitted(config.model, task), task=wanted, training=training)
-
-
-def _attention(model: AnyModelConfig, attention: tuple[str, ...], task: Task) -> tuple[str, ...]:
-    return network.fitted(replace(model, attention=attention), task).attention
 
 
 def _absolute(path: str) -> str:

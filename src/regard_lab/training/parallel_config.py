@@ -11,31 +11,18 @@ class ParallelConfig:
     """How several processes train one run; a fact of the call and not of the run, which another one may go on with.
 
     Raises:
-        ConfigError: numbers below 1, or heads with one of the others.
+        ConfigError: a number below 1.
     """
 
-    shard: bool = False
-    """under torchrun: every process keeps a share of the weights and of what the optimizer remembers of them, and
-    gathers those of a block while it computes with it (FSDP); otherwise each has the whole model"""
-    heads: int = 1
-    """under torchrun: processes that share the heads and the MLP of every block"""
     sequence: int = 1
     """under torchrun: processes that share the tokens of every example"""
 
     @typed
     def __post_init__(self) -> None:
-        for name in ("heads", "sequence"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"parallel.{name} must be at least 1, got {getattr(self, name)}")
-        if self.heads > 1 and len(self.named) > 1:
-            raise ConfigError(f"{' and '.join(self.named)} do not go together yet; leave one of them out")
+        if self.sequence < 1:
+            raise ConfigError(f"parallel.sequence must be at least 1, got {self.sequence}")
 
     @property
     def named(self) -> list[str]:
         """The options that ask for something, as they are written."""
-        asked = {
-            "--parallel.shard": self.shard,
-            f"--parallel.heads {self.heads}": self.heads > 1,
-            f"--parallel.sequence {self.sequence}": self.sequence > 1,
-        }
-        return [option for option, wanted in asked.items() if wanted]
+        return [f"--parallel.sequence {self.sequence}"] if self.sequence > 1 else []

@@ -63,7 +63,7 @@ class Display:
                 timing = event["timing"]
                 assert isinstance(timing, dict)
                 self._said = f"loss {event['loss']:.4f} nats  {timing['tokens_per_second']:,.0f} tokens/s"
-                self._line(f"step {event['step']}{_stage(event)}  {self._said}  {self._left}")
+                self._line(f"step {event['step']}  {self._said}  {self._left}")
             case "evaluating":
                 self._evaluating(event["step"], f"evaluating: {event['done']:,} of {event['examples']:,} examples")
             case "evaluate":
@@ -72,7 +72,7 @@ class Display:
                 if "bits_per_dimension" in event:
                     quality = f"{event['bits_per_dimension']:.4f} bits per dimension"
                 scored = f"{event['split']}: {event['nats_per_token']:.4f} nats, {quality}"
-                self._line(f"step {event['step']}{_stage(event)}  {scored}", True)
+                self._line(f"step {event['step']}  {scored}", True)
             case "untaught":
                 self._line(
                     f"nothing has learnt in {event['step']} steps: no loss reached what training.only names; give it "
@@ -110,7 +110,3 @@ class Display:
             print(f"{self.label}: {text}", file=self.stream, flush=True)
         elif important:
             self._bar.console.print(f"{self.label}: {text}", highlight=False)
-
-
-def _stage(event: Record) -> str:
-    return f"  stage {event['stage']}" if "stage" in event else ""

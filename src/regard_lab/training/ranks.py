@@ -9,9 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from regard_lab.training import checkpoint
 from regard_lab.training.batches import Batch
-from regard_lab.training.checkpoint import Checkpoint, Progress
 from regard_lab.training.config import TrainingConfig
 from regard_lab.training.evaluation import Scores
 from regard_lab.training.interruption import locked
@@ -20,8 +18,7 @@ Item = TypeVar("Item")
 
 
 class Ranks:
-    """One process. `regard.distributed` has several: `Replicas` with the same weights, `Sharded` with a share of them,
-    `SharedHeads` with some of the heads.
+    """One process. `regard_lab.distributed` has several: `Replicas`, and `SequenceParts`.
 
     A method that says "of all" is called by every process at the same place, and gives every one the same answer.
     """
@@ -82,15 +79,6 @@ class Ranks:
         """This process's part of the positions of every example of a batch."""
         return batch
 
-    def placed(self, model: nn.Module) -> nn.Module:
-        """The model as this process has it, on whose parameters the optimizer works, once `require_model` took it."""
-        return model
-
-    def whole(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Calls without gradients, of which each process may make another number."""
-        del model
-        return nullcontext()
-
     def replicated(self, model: nn.Module) -> Callable[..., Any]:
         """What calls the model, such that the gradients of all processes are added up."""
         return model
@@ -99,14 +87,6 @@ class Ranks:
         """A forward and a backward pass, after whose `last` one in a step gradients are those of all processes."""
         del last
         return nullcontext()
-
-    def norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """Of the whole gradient of parameters, of which this process may have a part."""
-        return torch.nn.utils.get_total_norm([x.grad for x in parameters if x.grad is not None])
-
-    def clip(self, parameters: Sequence[nn.Parameter], most: float, norm: Tensor) -> None:
-        """Scale gradients, together of this norm, to `most` at most."""
-        torch.nn.utils.clip_grads_with_norm_(parameters, most, norm)
 
     def learned(self) -> None:
         """Make what mechanisms have learned of the rows of a pass that of the rows of all (`Mechanism.row_sums`)."""
@@ -127,16 +107,10 @@ class Ranks:
         """The scores of all; None if one gave up."""
         return scores
 
-    @property
-    def draws(self) -> tuple[int, int]:
-        """Which of how many streams of random numbers this process draws from; those of one number draw the same."""
-        return self.rank, self.count
-
     def begin_random(self, seed: int, step: int) -> None:
-        """Seed torch's generators, which dropout draws from: of each stream its own, those of the first by `seed`."""
-        number, count = self.draws
-        if number or step:
-            digest = hashlib.sha256(repr((seed, step, number, count)).encode()).digest()
+        """Seed torch's generators, which dropout draws from: of each process its own, those of the first by `seed`."""
+        if self.rank or step:
+            digest = hashlib.sha256(repr((seed, step, self.rank, self.count)).encode()).digest()
             seed = int.from_bytes(digest[:7], "little")
         torch.manual_seed(seed)
 
@@ -147,29 +121,6 @@ class Ranks:
     def own_random_states(self, saved: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         """What `random_states` of as many processes gave this one; None: there were others."""
         return None if any("@" in name for name in saved) else dict(saved)
-
-    def save(
-        self,
-        folder: Path,
-        progress: Progress,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        device: torch.device,
-        memory: dict[str, Tensor],
-        random: dict[str, Tensor],
-    ) -> Path | None:
-        """Write a checkpoint, as `checkpoint.save`; its path in the process that writes the run."""
-        if not self.main:
-            return None
-        return checkpoint.save(folder, progress, model, optimizer, device, memory, random)
-
-    def read(self, path: Path) -> Checkpoint:
-        """A verified checkpoint, as far as this process needs it before `restore`. Raises as `checkpoint.load`."""
-        return checkpoint.load(path)
-
-    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, saved: Checkpoint) -> None:
-        """Put what was `read` into a model and its optimizer. Raises as `checkpoint.restore`."""
-        checkpoint.restore(model, optimizer, saved)
 
     def meet(self) -> None:
         """Wait for all."""

@@ -25,7 +25,6 @@ from regard_lab.training.identity import require_own
 from regard_lab.training.measure import Measure
 from regard_lab.training.new_run import IMAGES, LABELS, made
 from regard_lab.training.ranks import ALONE, Ranks
-from regard_lab.training.stages import Stages, model_after
 from regard_lab.training.start import START, Origin, Start, require_same
 from regard_lab.training.trained_model import BEAMS, LENGTH_PENALTY, TrainedModel
 from regard_lab.training.trainer import OnProgress, Trainer
@@ -179,8 +178,7 @@ def load(run: Path | str, *, best: bool = False, device: str = "auto", trust: bo
     if saved is None:
         raise CheckpointError(f"{run} has no checkpoint yet; continue it with regard train --resume {quote(str(run))}")
     labels = network.Labels.load(run / LABELS) if isinstance(config.task, ClassificationConfig) else None
-    shape = model_after(config, saved.progress.step)
-    model = network.build(shape, 0 if labels is None else len(labels.classes))
+    model = network.build(config.model, 0 if labels is None else len(labels.classes))
     require_own(saved, run, begun.id_of(run))
     checkpoint.restore_model(model, saved)
     model = model.to(chosen_device(device)).eval()
@@ -316,16 +314,13 @@ def _finish(
 ) -> RunResult:
     facts = {"configuration": toml.dumps(config), "data": task.fingerprint, "versions": str(environment.versions())}
     ranks.same({"way to share": ranks.way, **facts})
-    stages = Stages(config, task)
-    first = stages.network(0)
     run_id = begun.id_of(run)
     trainer = Trainer(
-        first,
+        network.build(config.model, len(task.classes)),
         task,
         config.training,
         run,
         on_progress=on_progress if ranks.main else None,
-        stages=stages,
         run_id=run_id,
         started=(run / START).exists(),
         ranks=ranks,

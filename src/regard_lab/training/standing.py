@@ -7,8 +7,8 @@ from pathlib import Path
 
 from regard.core.errors import CheckpointError
 
-WHOLE, IN_SHARDS = 1, 2
-"""formats of checkpoints"""
+FORMAT = 1
+"""of checkpoints"""
 
 
 @dataclass
@@ -33,13 +33,13 @@ class Progress:
     """id of the run that wrote it; empty: a trainer without one did"""
 
 
-def written(progress: Progress, form: int) -> bytes:
+def written(progress: Progress) -> bytes:
     """The contents of progress.json."""
-    return (json.dumps({"format": form, **asdict(progress)}, indent=1) + "\n").encode()
+    return (json.dumps({"format": FORMAT, **asdict(progress)}, indent=1) + "\n").encode()
 
 
-def read(path: Path, files: Mapping[str, bytes], *, step: int | None) -> tuple[Progress, int]:
-    """What progress.json of a checkpoint says, and the format.
+def read(path: Path, files: Mapping[str, bytes], *, step: int | None) -> Progress:
+    """What progress.json of a checkpoint says.
 
     Args:
         path: of the checkpoint, for messages.
@@ -52,12 +52,10 @@ def read(path: Path, files: Mapping[str, bytes], *, step: int | None) -> tuple[P
     try:
         document = json.loads(files["progress.json"])
         version = document.pop("format")
-        if version not in (WHOLE, IN_SHARDS):
-            raise CheckpointError(
-                f"{path} has checkpoint format {version}; this version of regard reads {WHOLE} and {IN_SHARDS}"
-            )
+        if version != FORMAT:
+            raise CheckpointError(f"{path} has checkpoint format {version}; this version of regard reads {FORMAT}")
         if step not in (None, document["step"]):
             raise CheckpointError(f"{path}: progress.json is of step {document['step']}")
-        return Progress(**document), version
+        return Progress(**document)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path} is incomplete or malformed ({type(error).__name__}: {error})") from None

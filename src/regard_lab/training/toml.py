@@ -18,7 +18,7 @@ from regard.core.errors import ConfigError, nearest
 from regard.files import consent
 from regard.files.reading import text
 from regard_lab.tasks.config import TaskConfig
-from regard_lab.training.config import SHAPES, RunConfig, Stage, TrainingConfig, default_model
+from regard_lab.training.config import SHAPES, RunConfig, TrainingConfig, default_model
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -117,17 +117,7 @@ def to_table(config: RunConfig) -> Table:
 
 
 def _plain(part: "DataclassInstance") -> Table:
-    return _without_none(asdict(part))
-
-
-def _without_none(values: Table) -> Table:
-    present: Table = {}
-    for name, value in values.items():
-        if isinstance(value, tuple):
-            value = tuple(_without_none(item) if isinstance(item, dict) else item for item in value)
-        if value is not None:
-            present[name] = value
-    return present
+    return {name: value for name, value in asdict(part).items() if value is not None}
 
 
 def from_table(table: Mapping[str, Any], *, source: str = "configuration") -> RunConfig:
@@ -208,8 +198,7 @@ def validated(cls: type, section: str, values: Table, problems: list[str]) -> ob
 def _problem(cls: type, section: str, place: list[str], kind: str, message: str, got: object) -> str:
     path = ".".join([section, *place])
     if kind == "unexpected_keyword_argument":
-        kind_of = Stage if place[0] == "stages" and len(place) > 1 else cls
-        return f"{path}: unknown key; {nearest(place[-1], [field.name for field in fields(kind_of)])}"
+        return f"{path}: unknown key; {nearest(place[-1], [field.name for field in fields(cls)])}"
     if kind == "missing":
         return f"{path}: is missing"
     return f"{path}: {message[0].lower()}{message[1:]}, got {got!r}"
@@ -242,8 +231,6 @@ def _default(field: Field[Any]) -> object:
 
 
 def _literal(value: object) -> str:
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{name} = {_literal(item)}' for name, item in value.items())} }}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(_literal(item) for item in value)}]"
     if isinstance(value, str):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from regard.core.device import chosen_device
-from regard.core.errors import CheckpointError, ConfigError, NumericsError, ResourceError
+from regard.core.errors import CheckpointError, NumericsError, ResourceError
 from regard.files.folders import discard
 from regard.models import ModelState
 from regard_lab.tasks.base import IGNORE, Task
@@ -32,7 +32,6 @@ from regard_lab.training.only import apart, differentiable
 from regard_lab.training.optimizer import adamw, set_rate
 from regard_lab.training.ranks import ALONE, Ranks
 from regard_lab.training.schedule import learning_rate
-from regard_lab.training.stages import Stages, number_at, trained_by
 
 OnProgress = Callable[[Record], None]
 
@@ -52,15 +51,13 @@ class Trainer:
         config: how.
         run: directory of `metrics.jsonl` and `checkpoints`; continued if it holds a checkpoint.
         on_progress: called with every line of metrics.jsonl and with `step`, `checkpoint`, `interrupted` events.
-        stages: the networks and the data of `config.stages`, of which `model` is the first; what is evaluated is always
-            `task`. A stage begins with the weights, buffers and running means that the one before it ended with.
         run_id: of the run, which checkpoints carry and the one to continue from must have; None: they carry none.
         started: the run started from weights, which are in its first checkpoint: these are evaluated before any step,
             and without a checkpoint it does not go on.
         ranks: the processes that train it together, each with a share of every part of a batch; the first one writes.
 
     Raises:
-        ConfigError: stages in the configuration alone. UnsupportedError: `config.only` of several processes.
+        UnsupportedError: `config.only` of several processes.
     """
 
     def __init__(
@@ -71,34 +68,25 @@ class Trainer:
         run: Path,
         *,
         on_progress: OnProgress | None = None,
-        stages: Stages | None = None,
         run_id: str | None = None,
         started: bool = False,
         ranks: Ranks = ALONE,
     ) -> None:
-        if config.stages and stages is None:
-            raise ConfigError("training.stages change the network, which only a whole run can: use regard.train")
         ranks.require(config)
         self.config, self.run, self.ranks = config, run, ranks
-        self.stage, self.stages = 0, stages
         self.device = chosen_device(config.device)
         self.dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
         shape = getattr(getattr(model, "encoder", model), "config", None)  # a head on an encoder has its shape
         self.dim: int | None = getattr(shape, "dim", None)
         self.vocab_size, self.num_targets, self.metric = task.vocab_size, task.num_targets, task.metric
         self.validation = task.examples("valid")
-        self._use(model, task if stages is None else stages.data(0))
         self.checkpoints = run / "checkpoints"
         self.run_id, self.started = run_id, started
         self.progress = checkpoint.Progress(data=task.fingerprint)
         self.damaged: list[Path] = []
         self._saved_step: int | None = None
         self._tell = on_progress or (lambda record: None)
-
-    def _use(self, model: nn.Module, task: Task) -> None:
-        """Train this network on this data from now on."""
-        config = self.config
-        self.model = self.ranks.placed(apart(model, config.only, self.ranks).to(self.device))
+        self.model = apart(model, config.only, self.ranks).to(self.device)
         self.weights: dict[str, float] = model.loss_weights  # type: ignore[assignment]
         self.train_examples = task.examples("train")
         self.carrying = Carrying(self.model, self.train_examples, config) if config.carry else None
@@ -116,16 +104,6 @@ class Trainer:
         )
         called: nn.Module = torch.compile(self.model) if config.compile else self.model  # type: ignore[assignment]
         self.forward = self.ranks.replicated(called)
-
-    def _enter(self, number: int) -> None:
-        """Go on with the network and the data of a stage, from where the last one stands."""
-        if number == self.stage or self.stages is None:
-            return
-        carried = checkpoint.in_memory(self.progress, self.model, self.optimizer, self.device)
-        self._use(self.stages.network(number), self.stages.data(number))
-        checkpoint.restore(self.model, self.optimizer, carried)
-        random_states.use_rng_states(carried.rng, self.device)
-        self.stage = number
 
     def fit(self, prepared: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         """Train to the last step.
@@ -172,17 +150,11 @@ class Trainer:
                 self._interrupt(signal.Signals(received))
             if progress.step >= config.steps:
                 return
-            self._enter(number_at(config.stages, progress.step))
             self._step()
 
     def _due(self, every: int) -> bool:
         step = self.progress.step
-        return (step > 0 or self.started) and (step % every == 0 or self._last(step))
-
-    def _last(self, step: int) -> bool:
-        """Whether the run or a stage of it ends after this many steps."""
-        stages = self.config.stages
-        return step >= self.config.steps or number_at(stages, step) != trained_by(stages, step)
+        return (step > 0 or self.started) and (step % every == 0 or step >= self.config.steps)
 
     def _step(self) -> None:
         config, progress = self.config, self.progress
@@ -196,8 +168,6 @@ class Trainer:
             minimum_ratio=config.minimum_ratio,
             dim=self.dim,
         )
-        if config.stages:
-            rate *= config.stages[self.stage].rate_factor
         ids, epochs = self.order.batch(progress.step), self.order.epochs(progress.step)
         size, share = config.batch_size // config.accumulation, self.ranks.share
         parts = [
@@ -234,8 +204,8 @@ class Trainer:
         self.interval.add({"steps": 1.0, "gradient_norm": norm, **sums})
         self.stopwatch.stop(positions)
         self._tell({"kind": "step", "step": progress.step, "steps": config.steps})
-        if progress.step % config.log_every == 0 or self._last(progress.step):
-            line = {"kind": "train", **self._where(), "tokens": progress.tokens, **self.interval.line()}
+        if progress.step % config.log_every == 0 or progress.step >= config.steps:
+            line = {"kind": "train", "step": progress.step, "tokens": progress.tokens, **self.interval.line()}
             self._write({**line, "learning_rate": rate, "timing": self.stopwatch.read()})
             self.interval = Interval()
 
@@ -275,11 +245,11 @@ class Trainer:
     def _clip(self, ids: list[int]) -> float:
         """Scale the gradient to norm `clip` at most; its norm before."""
         parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
-        norm = self.ranks.norm(parameters)
+        norm = nn.utils.get_total_norm([x.grad for x in parameters if x.grad is not None])
         if not torch.isfinite(norm):
             self._not_finite("gradient", ids, f" (norm {float(norm)})")
         if self.config.clip:
-            self.ranks.clip(parameters, self.config.clip, norm)
+            nn.utils.clip_grads_with_norm_(parameters, self.config.clip, norm)
         return float(norm)
 
     def _not_finite(self, what: str, ids: list[int], detail: str) -> None:
@@ -305,24 +275,23 @@ class Trainer:
         )
 
     def _evaluate(self) -> None:
-        config, progress, where = self.config, self.progress, {"kind": "evaluating", **self._where()}
-        with self.ranks.whole(self.model):
-            scores = score(
-                self.model,
-                self.validation,
-                self.vocab_size,
-                batch_size=max(1, config.batch_size // config.accumulation),
-                device=self.device,
-                dtype=self.dtype,
-                limit=config.evaluate_examples,
-                num_targets=self.num_targets,
-                stopped=lambda: self.ranks.stopped(self.signals.received is not None),
-                tell=lambda done, count: self._tell({**where, "done": done, "examples": count}),
-                carry=config.carry,
-                share=self.ranks.share,
-                cut=self.ranks.cut,
-                merged=self.ranks.merged,
-            )
+        config, progress, where = self.config, self.progress, {"kind": "evaluating", "step": self.progress.step}
+        scores = score(
+            self.model,
+            self.validation,
+            self.vocab_size,
+            batch_size=max(1, config.batch_size // config.accumulation),
+            device=self.device,
+            dtype=self.dtype,
+            limit=config.evaluate_examples,
+            num_targets=self.num_targets,
+            stopped=lambda: self.ranks.stopped(self.signals.received is not None),
+            tell=lambda done, count: self._tell({**where, "done": done, "examples": count}),
+            carry=config.carry,
+            share=self.ranks.share,
+            cut=self.ranks.cut,
+            merged=self.ranks.merged,
+        )
         if scores is None:
             return
         if not math.isfinite(scores.total.nats):
@@ -330,13 +299,9 @@ class Trainer:
                 f"evaluation after step {progress.step}: the validation loss is {scores.total.nats}; "
                 f"look at the validation data, or {self._retry()}"
             )
-        self._write({"kind": "evaluate", **self._where(), "split": "valid", **scores.summary(self.metric)})
+        self._write({"kind": "evaluate", "step": progress.step, "split": "valid", **scores.summary(self.metric)})
         progress.evaluated_step, progress.score = progress.step, scores.total.nats / scores.total.tokens
         self._saved_step = None
-
-    def _where(self) -> dict[str, int]:
-        """The step, and the stage where there are some, from 1."""
-        return {"step": self.progress.step, **({"stage": self.stage + 1} if self.config.stages else {})}
 
     def _save(self) -> None:
         self._saved_step = self.progress.step
@@ -345,8 +310,8 @@ class Trainer:
         if self.ranks.main:
             progress.metrics_bytes = self.log.sync()
         memory = {} if self.carrying is None else self.carrying.tensors()
-        path = self.ranks.save(self.checkpoints, progress, self.model, self.optimizer, self.device, memory, random)
-        if path is not None:
+        if self.ranks.main:
+            path = checkpoint.save(self.checkpoints, progress, self.model, self.optimizer, self.device, memory, random)
             checkpoint.retain(self.checkpoints, self.config.keep, damaged=self.damaged)
             self._tell({"kind": "checkpoint", "step": progress.step, "path": str(path)})
         self.ranks.meet()  # who leaves before it is written may end the process that writes it
@@ -368,7 +333,7 @@ class Trainer:
             for leftover in self.checkpoints.glob(".step-*") if self.ranks.main else ():
                 discard(leftover)
         self.ranks.same({"list of checkpoints": " ".join(path.name for path in checkpoint.paths(self.checkpoints))})
-        saved, self.damaged = checkpoint.newest(self.checkpoints, self.ranks.read)
+        saved, self.damaged = checkpoint.newest(self.checkpoints)
         self.ranks.same({"checkpoint": repr(saved and saved.progress)})
         if self.run_id is not None:
             if saved is not None:
@@ -386,8 +351,7 @@ class Trainer:
             raise CheckpointError(
                 f"{saved.path} was trained on other data than the task gives now; put the data back, or start a new run"
             )
-        self._enter(trained_by(self.config.stages, saved.progress.step))
-        self.ranks.restore(self.model, self.optimizer, saved)
+        checkpoint.restore(self.model, self.optimizer, saved)
         random = self.ranks.own_random_states(saved.rng)
         if random is None:
             self.ranks.begin_random(self.config.seed, saved.progress.step)
