@@ -62,22 +62,6 @@ REPORTS = (
         "test_the_operations_of_softmax_gaps_by_arithmetic",
     ),
     Edit(
-        "costs: an equal one beats",
-        f"{COSTS}:_less",
-        "fmean(saved) >",
-        "fmean(saved) >=",
-        OF_COSTS,
-        "test_what_is_beaten_is_so_beyond_chance",
-    ),
-    Edit(
-        "costs: deviations in the place of standard errors",
-        f"{COSTS}:_less",
-        " / len(saved) ** 0.5",
-        "",
-        OF_COSTS,
-        "test_what_is_beaten_is_so_beyond_chance",
-    ),
-    Edit(
         "Pareto: what costs more for the same loss is kept",
         f"{COSTS}:pareto",
         "points[at][1] < points[kept[-1]][1]",
@@ -134,14 +118,6 @@ REPORTS = (
         '"" if one["threshold"] in certified else "yes"',
         OF_CHARTS,
         "test_what_was_certified_is_said_of_every_threshold",
-    ),
-    Edit(
-        "charts: fixed depths are beaten at fewer blocks, whatever the axis",
-        f"{CHARTS}:_said",
-        'Lost(point[field], point["nats"])',
-        'Lost(point["depth"], point["nats"])',
-        OF_CHARTS,
-        "test_decisions_are_compared_by_the_axis_of_the_chart",
     ),
     Edit(
         "charts: every run is the first",

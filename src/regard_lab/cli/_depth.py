@@ -10,7 +10,6 @@ from rich.text import Text
 from regard.cli import as_json
 from regard.core.errors import ConfigError, printable
 from regard_lab.cli._output import console, tell
-from regard_lab.report.depth_text import COLOURS, legend, shade
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,6 +26,8 @@ _APART = (
     "do not go together: a datastore is searched by what the last block makes of a token, and a token that leaves "
     "early never comes to it; leave one out"
 )
+COLOURS = ("#5e81f4", "#3bb3c3", "#4caf50", "#e0a000", "#e4572e")
+"""from the fewest blocks to all of them"""
 
 
 def require_as_measured(exits: str | None, *, weights: str | None, cache: str | None, datastore: str | None) -> None:
@@ -202,3 +203,28 @@ def machine(prompt: str, pieces: "Iterable[Piece]", most: int | None) -> None:
 def mean(taken: Sequence[int]) -> float:
     """The mean, 0 of nothing."""
     return sum(taken) / len(taken) if taken else 0.0
+
+
+def shade(taken: int, most: int) -> int:
+    """The place in `COLOURS` of a token that took so many of so many blocks.
+
+    Example:
+        >>> [shade(taken, 6) for taken in range(1, 7)]
+        [0, 0, 1, 2, 3, 4]
+    """
+    return min(len(COLOURS) - 1, (taken - 1) * len(COLOURS) // max(most, 1))
+
+
+def legend(most: int) -> list[tuple[int, str]]:
+    """(shade, the numbers that it stands for) of every shade that a token may have.
+
+    Example:
+        >>> legend(3)
+        [(0, '1'), (1, '2'), (3, '3')]
+        >>> legend(8)
+        [(0, '1 to 2'), (1, '3 to 4'), (2, '5'), (3, '6 to 7'), (4, '8')]
+    """
+    found: dict[int, list[int]] = {}
+    for taken in range(1, most + 1):
+        found.setdefault(shade(taken, most), []).append(taken)
+    return [(at, str(some[0]) if len(some) == 1 else f"{some[0]} to {some[-1]}") for at, some in found.items()]
