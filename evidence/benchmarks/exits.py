@@ -80,32 +80,29 @@ def main() -> None:
             f"right {before.right[:, at].mean():.3f}; {before.layers[:, at].mean():.2f} of {blocks} blocks"
         )
     draw, count = np.random.default_rng(0), len(before.losses)
-    for search in ("fixed_sequence", "bonferroni"):
-        for risk in RISKS:
-            used, loss, shift, failed, beyond, naive = [], [], [], 0, 0, 0
-            for _ in range(DRAWS):
-                order = draw.permutation(count)
-                chosen, tested = order[:CALIBRATION], order[CALIBRATION:]
-                found = calibrate(
-                    before.losses[chosen], before.thresholds, risk=risk, confidence=CONFIDENCE, search=search
-                )
-                plain = [at for at, mean in enumerate(before.losses[chosen].mean(0)) if mean <= risk]
-                naive += bool(plain) and before.losses[tested][:, plain[-1]].mean() > risk
-                if found.threshold is None:
-                    used.append(blocks)
-                    continue
-                at = before.thresholds.index(found.threshold)
-                used.append(before.layers[tested, at].mean())
-                loss.append(before.losses[tested, at].mean())
-                shift.append(later.losses[:, at].mean())
-                failed += loss[-1] > risk
-                beyond += before.losses[:, at].mean() > risk
-            allowed = 1 - CONFIDENCE + interval(DRAWS)
-            print(
-                f"{search}, risk {risk}: {np.mean(used):.2f} of {blocks} blocks on average; tested loss "
-                f"{np.mean(loss or [0]):.4f}; violations {failed / DRAWS:.3f} of those tested, {beyond / DRAWS:.3f} of "
-                f"all (at most {allowed:.3f}); naive choice {naive / DRAWS:.3f}; later loss {np.mean(shift or [0]):.4f}"
-            )
+    for risk in RISKS:
+        used, loss, shift, failed, beyond, naive = [], [], [], 0, 0, 0
+        for _ in range(DRAWS):
+            order = draw.permutation(count)
+            chosen, tested = order[:CALIBRATION], order[CALIBRATION:]
+            found = calibrate(before.losses[chosen], before.thresholds, risk=risk, confidence=CONFIDENCE)
+            plain = [at for at, mean in enumerate(before.losses[chosen].mean(0)) if mean <= risk]
+            naive += bool(plain) and before.losses[tested][:, plain[-1]].mean() > risk
+            if found.threshold is None:
+                used.append(blocks)
+                continue
+            at = before.thresholds.index(found.threshold)
+            used.append(before.layers[tested, at].mean())
+            loss.append(before.losses[tested, at].mean())
+            shift.append(later.losses[:, at].mean())
+            failed += loss[-1] > risk
+            beyond += before.losses[:, at].mean() > risk
+        allowed = 1 - CONFIDENCE + interval(DRAWS)
+        print(
+            f"risk {risk}: {np.mean(used):.2f} of {blocks} blocks on average; tested loss "
+            f"{np.mean(loss or [0]):.4f}; violations {failed / DRAWS:.3f} of those tested, {beyond / DRAWS:.3f} of "
+            f"all (at most {allowed:.3f}); naive choice {naive / DRAWS:.3f}; later loss {np.mean(shift or [0]):.4f}"
+        )
 
 
 if __name__ == "__main__":

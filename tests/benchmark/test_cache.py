@@ -8,7 +8,6 @@ import torch
 from regard.core.errors import ConfigError, DataError, UnsupportedError
 from regard.models import LanguageModel, ModelConfig
 from regard_lab.benchmark import cache
-from regard_lab.benchmark.rounding import rounded
 from regard_lab.report import cache as page
 
 CONFIG = cache.CacheConfig(budgets=(33, 64, 512), context=128, scored=8, texts=1, keys=1)
@@ -133,27 +132,6 @@ def test_a_key_is_found_where_all_of_it_is_the_likeliest():
     assert cache._losses(model, [*rows, *half])["known_right"] == 0.5
 
 
-def test_unrounded_the_losses_of_the_quarters_are_those_of_one_call(results):
-    (row, *_) = cache.rows(CONFIG, TEXT, encode)
-    tokens = torch.tensor([row.context + row.tail])
-    with torch.no_grad():
-        logits = model_of()(tokens).logits[0, :-1]
-    nats = torch.nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="none")
-    got = next(one["nats"] for one in results["rounded"] if one["rounding"] == "none")
-    assert got == pytest.approx([float(part.mean()) for part in nats.chunk(4)], abs=1e-5)
-
-
-def test_rounding_loses_more_in_fewer_digits(results):
-    of = {one["rounding"]: one["nats"] for one in results["rounded"]}
-    full = torch.tensor(of["none"])
-    error = {how: float((torch.tensor(nats) - full).abs().max()) for how, nats in of.items()}
-    assert 0 < error["float16"] < error["bfloat16"] < 0.05
-    assert 0 < error["int8"] < 0.1
-    assert torch.equal(rounded(torch.tensor([3]), "int8"), torch.tensor([3]))
-    x = torch.randn(5, 9, generator=torch.Generator().manual_seed(0))
-    assert ((rounded(x, "int8") - x).abs() <= x.abs().amax(-1, keepdim=True) / 254 * 1.001).all()
-
-
 def test_the_page_holds_every_number_and_asks_the_network_for_nothing(results, monkeypatch):
     monkeypatch.setattr("regard_lab.report._page.plotly.offline.get_plotlyjs", lambda: "")
     text = page.render({**results, "model": "</script>"})
@@ -170,11 +148,11 @@ def test_the_page_holds_every_number_and_asks_the_network_for_nothing(results, m
             more = "" if row is full else f" ({loss - full[f'{kind}_nats']:+.3f})"
             assert shown[at] == f"{loss:.3f}{more}"
         assert (shown[4], shown[6]) == (f"{100 * row['known_right']:.0f}%", f"{100 * row['unknown_right']:.0f}%")
-    drawn = page.figure(results)
-    assert len(drawn.data) == 3 * 7
-    assert [line.y0 for line in drawn.layout.shapes] == [full[f"{kind}_nats"] for kind in by_kind]
+    drawn = [chart.figure for chart in page.charts(results) if chart.figure is not None]
+    assert [len(one.data) for one in drawn] == [7] * 3
+    assert [line.y0 for one in drawn for line in one.layout.shapes] == [full[f"{kind}_nats"] for kind in by_kind]
     evicted = [(row["state_bytes"], row["text_nats"]) for row in others if row["policy"] == "h2o"]
-    (trace,) = (one for one in drawn.data if one.name == "h2o" and one.showlegend)
+    (trace,) = (one for one in drawn[0].data if one.name == "h2o")
     assert list(zip(trace.x, trace.y, strict=True)) == sorted(evicted)
     json.dumps(results)
 

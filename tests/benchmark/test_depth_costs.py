@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard_lab.benchmark.cost import counted
-from regard_lab.benchmark.depth_costs import Lost, beaten, leaving_after, pareto, token_operations
+from regard_lab.benchmark.depth_costs import leaving_after, pareto, token_operations
 from regard_lab.training.batches import collate
 from tests.benchmark.test_decisions import TASK, model_of
 
@@ -114,16 +114,3 @@ def test_what_nothing_beats():
     assert pareto(points) == [1, 4, 0]
     assert pareto([]) == []
     assert pareto([(1.0, 1.0), (2.0, 1.0), (1.0, 1.0)]) == [0, 2], "an equal one beats nothing"
-
-
-def test_what_is_beaten_is_so_beyond_chance():
-    fixed = [Lost(2.0, [1.0, 2.0, 3.0]), Lost(3.0, [1.0, 2.0, 3.0])]
-    same, better, noisy = [1.0, 2.0, 3.0], [0.9, 1.9, 2.8], [1.5, 2.5, 0.5]
-    assert beaten(fixed, by=[Lost(2.0, same)]) == [], "an equal one is not beaten"
-    assert beaten(fixed, by=[Lost(2.0, better)]) == [0, 1]
-    assert beaten(fixed, by=[Lost(2.5, better)]) == [1], "nor one that costs less"
-    assert beaten(fixed, by=[Lost(3.0, noisy), Lost(9.0, better)]) == [], "nor by a mean of two losses and a gain"
-    assert beaten([Lost(2.0, [1.0])], by=[Lost(1.0, [0.5])]) == [], "one example says nothing"
-    saved = [0.1, 0.5, 0.3, 0.7]  # mean 0.4, standard error 0.129
-    assert beaten([Lost(1.0, saved)], by=[Lost(1.0, [0.13] * 4)]) == [0]
-    assert beaten([Lost(1.0, saved)], by=[Lost(1.0, [0.15] * 4)]) == []

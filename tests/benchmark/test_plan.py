@@ -74,9 +74,9 @@ class Machine:
             "correct": [9] * 20,
             "tokens": [10] * 20,
         }
-        found = {"documents": table, "macro_f1": None, "unit": "document", "parameters": 7, "length": 128}
-        speed = {"steps": steps, "step_seconds": self.of(job), "peak_bytes": 2**30, "untrusted": None}
-        return {**found, **speed, "curve": [], "pictures": []}
+        found = {"documents": table, "unit": "document", "parameters": 7, "length": 128}
+        speed = {"steps": steps, "peak_bytes": 2**30, "untrusted": None}
+        return {**found, **speed, "curve": []}
 
     def step_timings(self, jobs, *, threads, budget_seconds):
         self.spend(self.start + sum(self.setup + self.of(job) for job in jobs))
@@ -88,7 +88,7 @@ class Machine:
         timing = {"low": self.step, "high": self.step, "turns": 11, "untrusted": None, "positions": 512}
         return [{"seconds": self.of(job), **timing} for job in jobs]
 
-    def sweep(self, config, *, fixed_allocation):
+    def sweep(self, config):
         self.spend(self.start)
         self.now += 0.95 * config.seconds * len(config.passes)  # it begins no length that would not be done by then
         row = {"seconds": 0.1, "low": 0.1, "high": 0.1, "state_bytes": None}
@@ -155,17 +155,6 @@ def test_what_is_asked_for_is_not_made_smaller_where_it_fits(run):
     assert set(results["expected"]["steps"]) == {"text", "recall"}
 
 
-def test_recall_is_made_smaller_before_it_is_left_out(run):
-    results, said, _ = run(Machine(), budget="50s")
-    after = results["config"]["recall"]
-    assert (after["num_pairs"], after["length"]) == (4, 64)
-    assert results["expected"]["steps"]["recall"] >= RECALL.least_steps
-    line = "recall was made smaller to fit the budget of 50s: 4 pairs in 64 tokens instead of 8 in 128"
-    assert any(line in note.lower() for note in notes(results))
-    assert line in said
-    assert "--recall.num-pairs=4" in results["reproduce"]
-
-
 def test_recall_is_left_out_where_there_is_no_time(run):
     results, _, _ = run(Machine(), budget="30s")
     assert set(results["expected"]["steps"]) == {"text"}
@@ -176,11 +165,7 @@ def test_recall_is_left_out_where_there_is_no_time(run):
 
 def test_only_what_a_task_reads_is_made_smaller(tmp_path):
     few = config(tmp_path, evaluate_examples=50)
-    assert [plan.changes(few, form) for form in plan.forms(few, "lm")] == [
-        {},
-        {"recall": {"length": 64, "num_pairs": 4}},
-        {},
-    ]
+    assert [plan.changes(few, form) for form in plan.forms(few, "lm")] == [{}, {}]
     many = config(tmp_path, evaluate_examples=0)
     assert [plan.changes(many, form) for form in plan.forms(many, "mlm")] == [{}, {"evaluate_examples": 100}]
     (_, smaller) = plan.forms(many, "classify")
@@ -249,13 +234,6 @@ def test_as_many_specifications_are_named_as_fit(run):
             break
     assert found == sorted(found)
     assert found[-1] == len(specs) - 1
-
-
-@pytest.mark.parametrize(("length", "pairs", "halved"), [(16, 2, False), (18, 2, True), (32, 1, False), (32, 2, True)])
-def test_recall_is_halved_while_it_is_recall(tmp_path, length, pairs, halved):
-    recall = RecallConfig(vocab_size=64, length=length, num_pairs=pairs)
-    asked = config(tmp_path, evaluate_examples=50, recall=recall)
-    assert [form.smaller for form in plan.forms(asked, "lm")] == [False, *[True] * halved, False]
 
 
 def test_without_a_budget_the_steps_are_those_of_the_configuration(run):

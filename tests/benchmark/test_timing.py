@@ -10,8 +10,8 @@ from regard.core.errors import ConfigError, UnsupportedError
 from regard_lab.benchmark import quiet, sweep
 from regard_lab.benchmark.cost import counted
 from regard_lab.benchmark.quiet import MOST_SLOWER, Sample, Watch, doubt
-from regard_lab.benchmark.sweep import Row, SweepConfig, count, crossover, measure
-from regard_lab.benchmark.timing import FIXED_ALLOCATION, Timing, allocation, interval, paired
+from regard_lab.benchmark.sweep import Row, SweepConfig, crossover, measure
+from regard_lab.benchmark.timing import Timing, interval, paired
 
 
 @dataclass
@@ -82,12 +82,6 @@ def test_intervals_are_as_narrow_as_coins_allow(n):
     outside = int(low)
     assert sum(heads[: outside + 1]) <= 0.025 or outside == 0
     assert sum(heads[: outside + 2]) > 0.025
-
-
-def test_a_process_has_the_allocation_that_is_asked_for():
-    ours = {"PATH": "somewhere", "MALLOC_TOP_PAD_": "1"}
-    assert allocation(ours, fixed=False) == {"PATH": "somewhere"}
-    assert allocation(ours, fixed=True) == {"PATH": "somewhere", **FIXED_ALLOCATION}
 
 
 def test_turns_in_which_the_machine_was_busy_are_repeated():
@@ -258,12 +252,3 @@ def test_a_sweep_gives_a_mechanism_its_declared_inputs():
     rows = measure(SweepConfig(("forgetting",), (16,), heads=2, key_dim=4, rounds=1, threads=1))
     timed = {row.kind: row.state_bytes for row in rows if row.spec == "forgetting"}
     assert timed == {"forward": None, "both": None, "decode": 4 * 2 * 16 * (4 + 4 + 1)}  # keys, values, gates
-
-
-def test_counting_a_sweep():
-    config = SweepConfig(
-        specs=("linear",), lengths=(64, 128), heads=1, key_dim=8, passes=("forward", "decode"), threads=1
-    )
-    found = count(config)
-    assert {key[2] for key in found} == {"forward"}
-    assert found["linear", 128, "forward"].operations <= 2.2 * found["linear", 64, "forward"].operations

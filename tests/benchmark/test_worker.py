@@ -68,7 +68,7 @@ def worker(tmp_path, monkeypatch) -> str:
 
 
 def ask(worker, each=lambda result: None, **payload):
-    return in_worker(worker, payload, fixed_allocation=False, threads=1, each=each)
+    return in_worker(worker, payload, threads=1, each=each)
 
 
 def gone(pid: int, seconds: float = 20.0) -> bool:
@@ -100,13 +100,10 @@ def test_processes_of_a_run_share_their_best_calibration(worker, monkeypatch):
     assert quiet.best() == {-1: 0.5, -2: 0.25}
 
 
-@pytest.mark.parametrize("fixed", [True, False])
-def test_allocation_and_threads(worker, monkeypatch, fixed):
+def test_allocation_and_threads(worker, monkeypatch):
     monkeypatch.setenv("MALLOC_TOP_PAD_", "1")
-    found = in_worker(worker, {"kind": "echo", "value": 0}, fixed_allocation=fixed, threads=3)[2]
-    assert {name: found.get(name) for name in FIXED_ALLOCATION} == (
-        FIXED_ALLOCATION if fixed else dict.fromkeys(FIXED_ALLOCATION)
-    )
+    found = in_worker(worker, {"kind": "echo", "value": 0}, threads=3)[2]
+    assert {name: found.get(name) for name in FIXED_ALLOCATION} == FIXED_ALLOCATION
     assert found["OMP_NUM_THREADS"] == "3"
 
 
@@ -146,7 +143,7 @@ def test_a_result_that_cannot_be_kept_ends_the_work(worker, tmp_path):
 PARENT = """
 import sys
 from regard_lab.benchmark.worker import in_worker
-in_worker("some_worker", {"kind": "saves", "path": sys.argv[1]}, fixed_allocation=False, threads=1,
+in_worker("some_worker", {"kind": "saves", "path": sys.argv[1]}, threads=1,
       each=lambda result: print(result["pid"], flush=True))
 """
 

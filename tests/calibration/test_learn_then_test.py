@@ -25,19 +25,14 @@ def plugged_in(losses: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize(
-    ("test", "search", "binary"),
-    [
-        ("hoeffding", "fixed_sequence", True),
-        ("hoeffding_bentkus", "fixed_sequence", False),
-        ("binomial", "fixed_sequence", True),
-        ("binomial", "bonferroni", True),
-    ],
+    ("test", "binary"),
+    [("hoeffding_bentkus", False), ("binomial", True)],
 )
-def test_the_guarantee_holds_where_a_naive_choice_breaks_it(test, search, binary):
+def test_the_guarantee_holds_where_a_naive_choice_breaks_it(test, binary):
     violations, naive, used = 0, 0, 0
     for seed in range(TRIALS):
         losses = drawn(seed, 250, binary=binary)
-        found = calibrate(losses, GRID.tolist(), risk=RISK, confidence=CONFIDENCE, test=test, search=search)
+        found = calibrate(losses, GRID.tolist(), risk=RISK, confidence=CONFIDENCE, test=test)
         chosen = 1.0 if found.threshold is None else found.threshold
         violations += 0.12 * (1 - chosen) > RISK
         used += chosen < 1
@@ -67,8 +62,6 @@ def test_what_is_found_and_said():
         "With a probability of at least 0.95 over the draw of the 100 calibration items, the expected loss at "
         "threshold 3 is at most 0.1 for items drawn like these (exact binomial p-values, tested in a fixed sequence)."
     )
-    both = calibrate(losses, [4, 3, 2, 1], risk=0.1, test="binomial", search="bonferroni")
-    assert (both.threshold, both.certified) == (1.0, (4.0, 3.0, 1.0))
     none = calibrate(np.ones((100, 2), dtype=bool), [2, 1], risk=0.1)
     assert none.threshold is None
     assert none.certified == ()
@@ -78,13 +71,12 @@ def test_what_is_found_and_said():
     )
 
 
-@pytest.mark.parametrize(("search", "tests"), [("fixed_sequence", 1), ("bonferroni", 3)])
-def test_too_few_items_are_refused_and_just_enough_are_not(search, tests):
-    needed = items_needed(risk=0.1, confidence=0.9, hypotheses=tests)
-    found = calibrate(np.zeros((needed, 3)), [3, 2, 1], risk=0.1, confidence=0.9, search=search)
+def test_too_few_items_are_refused_and_just_enough_are_not():
+    needed = items_needed(risk=0.1, confidence=0.9)
+    found = calibrate(np.zeros((needed, 3)), [3, 2, 1], risk=0.1, confidence=0.9)
     assert found.threshold == 1
     with pytest.raises(DataError, match=f"{needed - 1} calibration items certify no .* need {needed} items or more"):
-        calibrate(np.zeros((needed - 1, 3)), [3, 2, 1], risk=0.1, confidence=0.9, search=search)
+        calibrate(np.zeros((needed - 1, 3)), [3, 2, 1], risk=0.1, confidence=0.9)
 
 
 def test_what_makes_no_sense_is_named():
@@ -92,8 +84,7 @@ def test_what_makes_no_sense_is_named():
     for given, error, message in (
         ({"risk": 1.0}, ConfigError, "risk must lie between 0 and 1"),
         ({"confidence": 0.0}, ConfigError, "confidence must lie between 0 and 1"),
-        ({"test": "exact"}, ConfigError, "test must be one of hoeffding, hoeffding_bentkus, binomial"),
-        ({"search": "all"}, ConfigError, "search must be one of fixed_sequence, bonferroni"),
+        ({"test": "exact"}, ConfigError, "test must be one of hoeffding_bentkus, binomial"),
         ({"thresholds": [1, 2]}, ConfigError, "thresholds must fall"),
         ({"thresholds": [1, 1]}, ConfigError, "thresholds must fall"),
         ({"thresholds": [float("nan")], "losses": losses[:, :1]}, ConfigError, "thresholds must fall"),

@@ -212,7 +212,6 @@ def test_a_decoder_without_exits_is_given_some(regard, text, tmp_path, heads, mo
         (("--risk", "0"), "risk must lie between 0 and 1"),
         (("--confidence", "1.0"), "confidence must lie between 0 and 1"),
         (("--passages", "20"), "that takes 59 passages or more"),
-        (("--passages", "60", "--search", "bonferroni"), "passages or more"),
         (("--passages", "100000"), "(--passages, 59 at least)"),
         (("--test", "binomial"), "--loss last"),
         (("--head-passages", "9"), "--heads light"),

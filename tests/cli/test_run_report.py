@@ -4,7 +4,6 @@ import html
 import json
 import re
 import shutil
-from html.parser import HTMLParser
 
 import pytest
 import torch
@@ -45,32 +44,6 @@ def runs(tmp_path_factory):
     return folder
 
 
-class Texts(HTMLParser):
-    """Texts of a page as (title, shade, text) of their coloured tokens."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.texts: list[list[tuple[str, str, str]]] = []
-        self._inside = False
-        self.feed(page.split("<script>")[0])
-
-    def handle_starttag(self, tag, attrs):
-        named = {name: value or "" for name, value in attrs}
-        if named.get("class") == "coloured":
-            self.texts.append([])
-        elif tag == "span" and named.get("class", "").startswith("depth-") and named.get("title"):
-            self.texts[-1].append((named["title"], named["class"], ""))
-            self._inside = True
-
-    def handle_data(self, data):
-        if self._inside:
-            title, shade, text = self.texts[-1][-1]
-            self.texts[-1][-1] = (title, shade, text + data)
-
-    def handle_endtag(self, tag):
-        self._inside = self._inside and tag != "span"
-
-
 def figures(page: str) -> dict:
     """The figures that the page draws, by name."""
     body = page.split("const figures = {")[1].split("\n};")[0]
@@ -85,7 +58,7 @@ def reported(regard, run, *words):
 
 
 def test_the_numbers_are_those_of_evaluate_and_of_the_calibration(regard, runs):
-    found, page = reported(regard, runs / "early", "--beside", runs / "plain", "--max-new-tokens", "40")
+    found, page = reported(regard, runs / "early", "--beside", runs / "plain")
     early, plain = found["runs"]
     assert (early["name"], plain["name"]) == ("early", "plain")
     kept = json.loads(load_folder(runs / "early" / "exits")["calibration.json"])
@@ -117,52 +90,26 @@ def test_the_numbers_are_those_of_evaluate_and_of_the_calibration(regard, runs):
     assert json.loads(recorded) == {name: value for name, value in found.items() if name != "page"}
 
 
-def test_texts_have_the_blocks_of_their_tokens(regard, runs):
-    found, page = reported(regard, runs / "early", "--prompt", "12 <is>", "--max-new-tokens", "40")
-    got = regard(
-        "generate", runs / "early", "12 <is>", "--exits", "calibrated", "--max-new-tokens", "40", "--json"
-    )  # fmt: skip
-    told = json.loads(got.out)
-    written, *read = found["texts"]
-    assert [taken for _, taken in written["pieces"]] == told["layers"]
-    assert "".join(text for text, _ in written["pieces"]) == told["text"]
-    kept = json.loads(load_folder(runs / "early" / "exits")["calibration.json"])
-    assert [one["pieces"] for one in read] == kept["sample"]
-    shown = Texts(page)
-    assert len(shown.texts) == 1 + len(kept["sample"])
-    for tokens, one in zip(shown.texts, found["texts"], strict=True):
-        assert [(title, text) for title, _, text in tokens] == [
-            (f"{taken} of 3", text) for text, taken in one["pieces"]
-        ]
-        assert [shade for _, shade, _ in tokens] == [f"depth-{(taken - 1) * 5 // 3}" for _, taken in one["pieces"]]
-        assert " ".join(str(taken) for _, taken in one["pieces"]) in page, "numbers for those who see no colours"
-    assert len({taken for _, taken in written["pieces"]}) > 1
-    assert '<span class="prompt">12 &lt;is&gt;</span>' in page
-
-
 def test_another_threshold_and_a_run_that_nobody_calibrated(regard, runs, tmp_path):
     shutil.copytree(runs / "early", tmp_path / "early")
     shutil.rmtree(tmp_path / "early" / "exits")
-    found, page = reported(regard, "early", "--max-new-tokens", "9")
+    found, page = reported(regard, "early")
     (run,) = found["runs"]
     assert (run["used"]["threshold"], run["used"]["depth"], run["calibration"]) == (1.0, 3.0, None)
     assert run["used"]["operations"] == run["fixed_operations"][-1], "where no token may leave, nothing decides"
     assert "early is used at threshold 1, where no token leaves" in page
     assert set(figures(page)) == {"quality-depth", "quality-operations", "taken-0"}
-    other, _ = reported(regard, "early", "--threshold", "0.05", "--max-new-tokens", "9")
+    other, _ = reported(regard, "early", "--threshold", "0.05")
     (at,) = (one for one in run["exits"] if one["threshold"] == 0.05)
     assert other["runs"][0]["used"] == at
-    assert regard("report", "early", *LIMIT, "--max-new-tokens", "9").code == 0
+    assert regard("report", "early", *LIMIT).code == 0
     assert (tmp_path / "early" / "report.html").exists()
     assert regard("generate", "early", "12 is", "--max-new-tokens", "2").code == 0, "a run with a report is a run"
 
 
 def test_thresholds_of_every_block_are_used_as_they_are(regard, runs):
-    found, page = reported(regard, runs / "own", "--max-new-tokens", "99")
+    found, page = reported(regard, runs / "own")
     (run,) = found["runs"]
-    (written,) = found["texts"]
-    assert len(written["prompt"]) == 16 - 1, "the first token is that of a beginning"
-    assert len(written["pieces"]) == package.load(runs / "own").model.limit - 15, "as far as its positions go"
     taken = run["used"]["taken"]
     assert taken[0] > 0
     assert taken[1] == 0
@@ -182,7 +129,7 @@ def test_runs_are_told_apart_by_their_names(regard, runs, tmp_path, monkeypatch)
     shutil.copytree(runs / "early", tmp_path / "early")
     monkeypatch.chdir(tmp_path / "early")
     for other, names in (("plain", ["early", "plain"]), ("early", [".", str(runs / "early")])):
-        found, page = reported(regard, ".", "--beside", runs / other, "--max-new-tokens", "1")
+        found, page = reported(regard, ".", "--beside", runs / other)
         assert [run["name"] for run in found["runs"]] == names
         assert all(f">{name}<" in page for name in names)
 
@@ -200,7 +147,6 @@ def test_spans_by_layer_and_head(regard, runs):
     assert spans[1, 0]["low"] < spans[1, 0]["span"] < spans[1, 0]["high"]
     (cells,) = figures(page)["spans-0"]["data"]
     assert cells["z"] == [[spans[layer, head]["span"] for head in range(2)] for layer in range(2)]
-    assert found["texts"] == []
     told = regard("info", runs / "looking")
     assert told.code == 0
     assert "Spans of tokens: the mean, and 10 to 90 % of them" in told.out
@@ -274,10 +220,8 @@ def test_info_promises_nothing_of_other_weights(regard, runs, tmp_path):
         (("early", "--beside", "elsewhere"), "was trained on other data"),
         (("early", "--threshold", "1.5"), "--threshold must lie between 0 and 1"),
         (("ponder", "--threshold", "0.5"), "has no exits with a threshold"),
-        (("looking", "--prompt", "12"), "leave --prompt out"),
         (("early", "--language", "zh"), "whose report is in English"),
         (("early", "--limit", "-1"), "--limit must be at least 0"),
-        (("early", "--max-new-tokens", "0"), "must be at least 1"),
         (("elsewhere.html", "--limit", "3"), "is no run: --limit is for the report of one"),
     ],
 )

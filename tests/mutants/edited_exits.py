@@ -129,7 +129,7 @@ CERTIFIED = (
         "float(total / items > risk)",
         OF_SEARCH,
         "test_the_guarantee_holds_where_a_naive_choice_breaks_it",
-        ("binomial", "fixed_sequence", True),
+        ("binomial", True),
     ),
     Edit(
         "the first that is certified",
@@ -139,7 +139,6 @@ CERTIFIED = (
         OF_SEARCH,
         "test_what_is_found_and_said",
     ),
-    Edit("Hoeffding without the square", f"{P_VALUES}:hoeffding", "** 2", "** 1", OF_P_VALUES, "test_formulas_by_hand"),
     Edit(
         "a binomial p-value of one loss fewer",
         f"{P_VALUES}:binomial",
@@ -148,40 +147,6 @@ CERTIFIED = (
         OF_P_VALUES,
         "test_no_level_is_exceeded_where_the_risk_is_the_limit",
         ("binomial", 20, 0.1),
-    ),
-    Edit(
-        "tests that share no error need as few items",
-        f"{P_VALUES}:items_needed",
-        "level /= hypotheses",
-        "level /= 1",
-        OF_P_VALUES,
-        "test_items_needed",
-    ),
-    Edit(
-        "blocks share a threshold",
-        "regard_lab.calibration.grid_search:grid_search",
-        "reversed(range(exits))",
-        "range(0)",
-        "tests.calibration.test_grid_search",
-        "test_blocks_differ_where_their_confidences_do",
-    ),
-    Edit(
-        "the search begins where no token leaves",
-        "regard_lab.calibration.grid_search:grid_search",
-        "min(([level] * exits for level in levels), key=spent)",
-        "[math.inf] * exits",
-        "tests.calibration.test_grid_search",
-        "test_it_begins_with_what_is_best_for_all_and_goes_from_the_deepest_up",
-        ([[1.0, 3.0, 1.0], [5.0, 0.0, 1.0]], [[0.9, 0.9], [0.1, 0.9]], (0.5, 0.5)),
-    ),
-    Edit(
-        "blocks are free",
-        "regard_lab.calibration.grid_search:grid_search",
-        "price * np.arange",
-        "0 * np.arange",
-        "tests.calibration.test_grid_search",
-        "test_the_search_against_all_combinations",
-        (0, 0.1),
     ),
 )
 

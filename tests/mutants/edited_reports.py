@@ -45,12 +45,12 @@ REPORTS = (
         "test_the_operations_of_softmax_gaps_by_arithmetic",
     ),
     Edit(
-        "costs: an equal one beats",
-        f"{COSTS}:_less",
-        "fmean(saved) >",
-        "fmean(saved) >=",
+        "costs: from all blocks down",
+        f"{COSTS}:token_operations",
+        "range(1, most + 1)",
+        "range(most, 0, -1)",
         OF_COSTS,
-        "test_what_is_beaten_is_so_beyond_chance",
+        "test_the_operations_of_softmax_gaps_by_arithmetic",
     ),
     Edit(
         "Pareto: what costs more for the same loss is kept",
@@ -92,14 +92,6 @@ REPORTS = (
         '"" if one["threshold"] in certified else "yes"',
         OF_CHARTS,
         "test_what_was_certified_is_said_of_every_threshold",
-    ),
-    Edit(
-        "charts: fixed depths are beaten at fewer blocks, whatever the axis",
-        f"{CHARTS}:_said",
-        'Lost(point[field], point["nats"])',
-        'Lost(point["depth"], point["nats"])',
-        OF_CHARTS,
-        "test_decisions_are_compared_by_the_axis_of_the_chart",
     ),
     Edit(
         "charts: every run is the first",

@@ -200,7 +200,7 @@ def inside() -> Iterator[None]:
     """What a comparison runs in processes of its own runs in this one, and is still sent as JSON."""
 
     def answer(work: Callable[[Any], Any]) -> Callable[..., list[Any]]:
-        def in_worker(module, payload, *, fixed_allocation, threads, each=lambda result: None):
+        def in_worker(module, payload, *, threads, each=lambda result: None):
             results = []
             for result in work(json.loads(json.dumps(payload))):
                 results.append(json.loads(json.dumps(result)))

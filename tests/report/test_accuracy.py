@@ -1,4 +1,4 @@
-"""The page of `regard accuracy`: every number, charts, pictures, nothing from outside."""
+"""The page of `regard accuracy`: every number, charts, nothing from outside."""
 
 import html
 import json
@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from regard_lab.report import accuracy, attention_map
+from regard_lab.report import accuracy
 
 
 def test_rows_show_roots_and_errors(microscope):
@@ -58,15 +58,13 @@ def test_the_page_holds_every_number_and_nothing_from_outside(microscope):
     )
     assert page.count("<script>") == 2
     assert all(accuracy.headline(case) in page for case in microscope["cases"])
-    # four estimators with a matrix that are pictured on the last case of each kind, linformer only where it can be
-    assert page.count('alt="difference') == len(microscope["pictures"]) == 3 + 4
 
 
 def test_charts_have_a_line_for_every_mechanism_and_case(microscope):
-    drawn = accuracy.figures(microscope)
-    assert [one["title"].split(" of")[0] for one in drawn] == ["Error", "Bias"] * 2
-    error = json.loads(drawn[0]["json"].replace("\\u003c", "<"))
-    lines = {line["name"]: line for line in error["data"]}
+    drawn = [one for one in accuracy.charts(microscope) if one.figure is not None]
+    assert [one.title.split(" of")[0] for one in drawn] == ["Error", "Bias"] * 2
+    lines = {line.name: line for line in drawn[0].figure.data}
+    assert set(lines) == {key.name for key in drawn[0].keys}
     specs = ("performer", "linear", "linear(post='softmax')", "softmax", "equal weights")
     assert set(lines) == {f"{spec}, norm {norm}" for spec in specs for norm in (1, 2)}
     equal = microscope["cases"][1]["equal_output_error"]
@@ -74,13 +72,6 @@ def test_charts_have_a_line_for_every_mechanism_and_case(microscope):
     wanted = [row["output"]["error"] ** 0.5 for row in microscope["rows"] if row["case"] == 1 and row["value"]]
     got = [float(y) for y in lines["performer, norm 2"]["y"]]
     assert all(math.isclose(a, b) for a, b in zip(got, wanted, strict=True))
-
-
-def test_pictures_share_the_scale_of_the_exact_matrix():
-    exact, small = [[0.0, 1.0]], [[0.0, 0.25]]
-    assert attention_map.png(small) == attention_map.png(exact)
-    assert attention_map.png(small, relative_to=exact) != attention_map.png(exact)
-    assert attention_map.png([[0.0, 3.0]], relative_to=exact) == attention_map.png(exact)
 
 
 def test_markup_in_a_name_stays_text(microscope):

@@ -1,4 +1,4 @@
-"""The report in a real browser: no console message, no network request, charts drawn, tables and pictures readable."""
+"""The report in a real browser: no console message, no network request, charts drawn, tables readable."""
 
 import json
 import os
@@ -116,7 +116,6 @@ window.addEventListener("load", () => setTimeout(() => {
     colours: all("td").map((x) => getComputedStyle(x).color),
     scrolled: all(".scroll").map((x) => x.scrollWidth - x.clientWidth),
     cells: all(".heatmap-label text").map((x) => getComputedStyle(x).fill),
-    images: all("img").map((x) => [x.complete, x.naturalWidth, x.naturalHeight, x.alt]),
   }]), "*");
 }, 300));
 </script></body>"""
@@ -140,24 +139,21 @@ def test_nothing_on_the_console_and_no_request(opened):
 
 def test_every_chart_is_drawn(opened, compared):
     probe = opened[1]["comparison"]
-    assert len(probe["drawn"]) == 10
+    assert len(probe["drawn"]) == 9
     assert all(count > 0 for count in probe["drawn"].values()), probe["drawn"]
     specs = len(compared.results["entries"])
-    assert all(count >= specs - name.startswith("chart-loss-d") for name, count in probe["traces"].items())
+    assert all(count >= specs for count in probe["traces"].values())
     assert all(130 < height < 600 for height in probe["charts"])
 
 
-def test_tables_and_pictures_are_readable(opened, compared):
+def test_tables_are_readable(opened):
     probe = opened[1]["comparison"]
     assert probe["overflow"] <= 0
     assert max(probe["clipped"]) <= 0
     assert {"softmax", "linear / softmax", "3-gram (baseline)", "xz (baseline)"} <= set(probe["summary"])
-    assert len(probe["tables"]) == 11
+    assert len(probe["tables"]) == 9
     assert all(height > 30 for height in probe["tables"])
     assert set(probe["colours"]) == {"rgb(230, 234, 240)", "rgb(163, 173, 186)"}
-    pictures = sum(len(entry["pictures"]) for entry in compared.results["entries"])
-    assert len(probe["images"]) == pictures == 4
-    assert all(complete and width == height == 4 * 32 for complete, width, height, _ in probe["images"])
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -206,7 +202,7 @@ def test_a_missing_browser_is_a_failure_where_it_is_required(tmp_path, monkeypat
 
 def test_approximations_are_drawn(opened, microscope):
     shown = opened[1]["accuracy"]
-    assert len(shown["drawn"]) == len(accuracy.figures(microscope))
+    assert len(shown["drawn"]) == sum(chart.figure is not None for chart in accuracy.charts(microscope))
     assert all(shown["drawn"].values())
     assert all(shown["traces"].values())
 

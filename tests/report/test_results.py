@@ -4,7 +4,6 @@ import json
 import math
 from collections import Counter
 from dataclasses import replace
-from itertools import chain
 
 import pytest
 
@@ -73,13 +72,12 @@ def test_speed_and_memory(compared):
         assert 50 * 2**20 < entry["text"]["peak_bytes"] < 8 * 2**30
 
 
-def test_cost_over_length_with_default_figures_beside(compared):
+def test_cost_over_length(compared):
     for entry in compared.results["entries"]:
         kinds = Counter((row["kind"], row["length"]) for row in entry["cost"])
         assert kinds == Counter((kind, length) for kind in ("forward", "both") for length in (64, 128, 192))
         for row in entry["cost"]:
             assert 0 < row["low"] <= row["seconds"] <= row["high"]
-            assert (row["default_seconds"] is not None) == (row["kind"] == "both")
         assert set(entry["crossover"]) == {"forward", "both"}
 
 
@@ -109,10 +107,9 @@ def test_labels_of_axes_are_what_they_stand_for(axis, values):
 def test_units_of_the_table_are_those_of_what_was_counted(compared):
     heads, rows = table(compared.results)
     entry = compared.results["entries"][0]
-    found = [opened(path.read_bytes())["result"] for path in (compared.folder / "jobs").glob("*-fixed.json")]
     (seconds,) = (
         row["seconds"]
-        for row in chain(*found)
+        for row in opened((compared.folder / "jobs" / "cost.json").read_bytes())["result"]
         if (row["spec"], row["length"], row["kind"]) == (entry["spec"], 192, "decode")
     )
     for head, counted in {
@@ -127,23 +124,13 @@ def test_units_of_the_table_are_those_of_what_was_counted(compared):
 
 def test_a_hybrid_costs_what_its_layers_cost(compared):
     """Timed once each, in one run: (linear + softmax) and (softmax + softmax)."""
-    found = opened((compared.folder / "jobs" / "cost-fixed.json").read_bytes())["result"]
+    found = opened((compared.folder / "jobs" / "cost.json").read_bytes())["result"]
     seconds = {(row["spec"], row["length"], row["kind"]): row["seconds"] for row in found}
     softmax, mixed = compared.results["entries"]
     for entry, layers in ((softmax, ("softmax", "softmax")), (mixed, ("linear", "softmax"))):
         for row in entry["cost"]:
             wanted = sum(seconds[layer, row["length"], row["kind"]] for layer in layers)
             assert row["seconds"] == pytest.approx(wanted, rel=1e-12)
-
-
-def test_pictures_are_causal_attention_of_every_layer(compared):
-    for entry in compared.results["entries"]:
-        assert [picture["layer"] for picture in entry["pictures"]] == [0, 1]
-        for picture in entry["pictures"]:
-            matrix = picture["matrix"]
-            assert len(matrix) == len(matrix[0]) == 32
-            assert all(x == 0 for i, row in enumerate(matrix) for x in row[i + 1 :])
-            assert all(sum(row) == pytest.approx(1, abs=5e-3) for row in matrix)
 
 
 def test_baselines_code_the_same_windows(compared):
@@ -181,10 +168,10 @@ def made(
     for spec in config.specs:
         for seed in range(seeds):
             documents = {"nats": [bits[spec] * math.log(2) * 100 + at for at in range(20)], "bytes": [100] * 20}
-            text = {"documents": documents, "unit": unit, "parameters": 7, "curve": [[1, 5.0]], "pictures": []}
+            text = {"documents": documents, "unit": unit, "parameters": 7, "curve": [[1, 5.0]]}
             quality[spec, seed, "text"] = {
                 **{**text, "peak_bytes": 100 + seed},
-                **{"step_seconds": 0.1, "steps": 5, "length": 128, "untrusted": None},
+                **{"steps": 5, "length": 128, "untrusted": None},
             }
             answers = {"correct": [round(hits[spec] * 50)] * 20, "tokens": [50] * 20}
             quality[spec, seed, "recall"] = {"documents": answers, "curve": [], "steps": 6}
@@ -195,8 +182,7 @@ def made(
         for kind in ("forward", "both", "decode")
         if (spec, kind) != ("uniform", "decode")
     ]
-    plain = [vars(row) | ({"untrusted": "noise"} if (row.spec, row.length) in doubted else {}) for row in rows]
-    costs = {"fixed": plain, "default": [row for row in plain if row["kind"] == "both"]}
+    costs = [vars(row) | ({"untrusted": "noise"} if (row.spec, row.length) in doubted else {}) for row in rows]
     baselines = [{"name": "3-gram", "tables": [{"nats": [300 * math.log(2)] * 20, "bytes": [100] * 20}]}]
     step = {"seconds": 0.5, "low": 0.4, "high": 0.8, "turns": 5, "untrusted": None, "positions": 6}
     speeds = {spec: step | (busy or {}).get(spec, {}) for spec in config.specs}

@@ -61,7 +61,6 @@ def test_exits_are_measured_at_every_threshold_of_their_calibration(measured, mo
     assert [at["threshold"] for at in early["exits"]] == list(CALIBRATED["thresholds"])
     assert early["used"] == early["exits"][1] != early["exits"][2]
     seen = observe(model, TASK, limit=4)
-    assert early["used"]["nats"] == pytest.approx(seen.nats, abs=6e-5)
     assert early["used"]["nats_per_token"] == pytest.approx(seen.total.nats / seen.total.tokens)
     deciding, fixed = token_operations(model, EXAMPLE)
     assert (early["operations"], early["fixed_operations"]) == (deciding, fixed)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from regard_lab.report import depth_text
+from regard_lab.cli import _depth
 from regard_lab.report.run import render
 from regard_lab.report.run_charts import calibrated, charts, points, quality, spans, taken
 
@@ -22,7 +22,6 @@ def point(number: int, taken: list[int], **what: object) -> dict[str, Any]:
         "bits_per_byte": 5 - 0.3 * number,
         "nats_per_token": 50 - 0.7 * number,
         "accuracy": 0.01 * number,
-        "nats": [5.0 - number, 6.0 - number],
         **what,
     }
 
@@ -60,8 +59,7 @@ def results() -> dict[str, Any]:
     about = {"step": 7, "parameters": 1234, "depth": "early_exit", "heads": "trained", "most": 3, "tokens": 99}
     spans = [span(layer, head, 3.0 * layer + head) for layer in range(2) for head in range(3)]
     early = run("</script>", calibration=calibration, spans=spans)
-    texts = [{"title": "Written", "prompt": "<b>", "pieces": [["</script>", 1], [" & ", 3]]}]
-    return {"limit": 4, "tokens": 99, "runs": [early | about, plain("small", 9) | about], "texts": texts}
+    return {"limit": 4, "tokens": 99, "runs": [early | about, plain("small", 9) | about]}
 
 
 def trace(chart: Any, name: str) -> Any:
@@ -111,26 +109,6 @@ def test_the_pareto_line_has_what_nothing_beats():
         assert list(line.x) == sorted(line.x)
         assert list(line.y) == sorted(line.y, reverse=True)
     assert (line.x[0], line.y[0]) == pytest.approx((2.91, 5 - 2.7))
-
-
-def test_the_caption_counts_the_fixed_depths_that_are_beaten():
-    early = run(exits=[], fixed=[point(0, [0] * 3, blocks=one, depth=2.0, nats=[3.0, 3.0]) for one in (1, 2)])
-    for nats, depth, count in (([2.9, 2.8], 2.0, 2), ([3.0, 3.0], 2.0, 0), ([2.9, 2.8], 2.1, 0)):
-        early["used"] |= {"nats": nats, "depth": depth}
-        said = f"early beats {count} of 2 fixed depths: less loss at no more blocks."
-        assert said in quality([early], "depth").caption
-    shallow = plain("shallow", 0)
-    shallow["used"] |= {"depth": 2.2, "nats": [3.0, 3.0]}
-    assert "early beats 1 of 3 fixed depths" in quality([early, shallow], "depth").caption
-
-
-def test_decisions_are_compared_by_the_axis_of_the_chart():
-    """With every threshold that was tried, not the one in use alone: by depth it costs too much, by operations not."""
-    early = run(fixed=[point(0, [0] * 3, blocks=2, depth=2.0, operations=9e6, nats=[3.0, 3.0])])
-    early["exits"] = [point(0, [1, 2, 1], threshold=0.5, depth=2.1, operations=8e6, nats=[2.9, 2.8])]
-    early["used"] |= {"depth": 9.0, "operations": 9e9}
-    for field, count, what in (("depth", 0, "no more blocks"), ("operations", 1, "no more operations")):
-        assert f"early beats {count} of 1 fixed depths: less loss at {what}." in quality([early], field).caption
 
 
 def test_runs_are_told_apart_by_colours_and_deciding_ones_by_marks():
@@ -222,7 +200,6 @@ def test_what_there_is_nothing_of_is_left_out():
     assert [chart.name for chart in charts([plain("small", 1)])] == []
     both = [run(spans=[span(0, 0, 1.0)]), plain("small", 9)]
     assert [chart.name for chart in charts(both)] == ["quality-depth", "quality-operations", "taken-0", "spans-0"]
-    assert [chart.name for chart in charts(both) if chart.beside] == ["quality-operations"]
 
 
 def test_the_page_is_sound_whatever_a_run_is_called(monkeypatch):
@@ -230,20 +207,18 @@ def test_the_page_is_sound_whatever_a_run_is_called(monkeypatch):
     page = render(results())
     assert page.count("</script>") == 2
     assert "://" not in page
-    assert 'class="depth-0" title="1 of 3">&lt;/script&gt;</span>' in page
-    assert 'class="depth-3" title="3 of 3"> &amp; </span>' in page
     assert "A &lt; b." in page
     assert page.count('class="chart"') == 5
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 4, 5, 6, 8, 12, 30])
 def test_shades_rise_with_the_blocks_and_the_legend_names_every_number_once(most):
-    shades = [one.shade for one in depth_text.tokens([("a", taken) for taken in range(1, most + 1)], most)]
+    shades = [_depth.shade(taken, most) for taken in range(1, most + 1)]
     assert shades == sorted(shades)
-    assert max(shades) < len(depth_text.COLOURS)
-    assert len(set(shades)) == min(most, len(depth_text.COLOURS))
+    assert max(shades) < len(_depth.COLOURS)
+    assert len(set(shades)) == min(most, len(_depth.COLOURS))
     named: dict[int, int] = {}
-    for shade, words in depth_text.legend(most):
+    for shade, words in _depth.legend(most):
         first, _, last = words.partition(" to ")
         named |= dict.fromkeys(range(int(first), int(last or first) + 1), shade)
     assert named == dict(enumerate(shades, 1))

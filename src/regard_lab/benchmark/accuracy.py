@@ -22,8 +22,6 @@ FORMAT = "regard accuracy 1"
 EXACT = "softmax"
 CONTROL_TOLERANCE = 1e-10
 """relative error of float64 that the control may show"""
-PICTURED_POSITIONS = 64
-"""positions of a picture"""
 MOST_ERROR_BYTES = 4 * 2**30
 """of the errors that are kept for one row of results"""
 KNOB_VALUES: Mapping[str, tuple[int, ...]] = {
@@ -113,19 +111,18 @@ def measure(config: AccuracyConfig, cases: Sequence[Vectors], *, tell: Tell = la
 
     Returns:
         Plain data: `cases` (facts about the vectors), `rows` (case, mechanism, knob, the parts of the error of outputs
-        and matrix, effective keys of a redraw), `skipped` (what was not measured, and why), `controls`, `pictures`.
+        and matrix, effective keys of a redraw), `skipped` (what was not measured, and why), `controls`.
 
     Raises:
         ConfigError: an unknown mechanism or option, or nothing that can be measured.
         ResourceError: more errors to keep than fit into 4 GiB.
     """
     begun = time.perf_counter()
-    results: dict[str, list[Any]] = {"cases": [], "controls": [], "rows": [], "skipped": [], "pictures": []}
+    results: dict[str, list[Any]] = {"cases": [], "controls": [], "rows": [], "skipped": []}
     settings = {spec: list(_settings(spec, config)) for spec in config.chosen}
     used = {setting.knob for group in settings.values() for setting in group if setting.asked}
     if config.knobs.keys() - used:
         raise ConfigError(f"nothing here is measured over {', '.join(config.knobs.keys() - used)}; leave the knob out")
-    pictured = {(case.source, case.causal): at for at, case in enumerate(cases)}.values()
     for at, case in enumerate(cases):
         tell(f"{case.source}, {case.label}, {'causal' if case.causal else 'bidirectional'}, {case.q.shape[2]} tokens")
         results["cases"].append(case.facts())
@@ -133,15 +130,13 @@ def measure(config: AccuracyConfig, cases: Sequence[Vectors], *, tell: Tell = la
         for spec, group in settings.items():
             for setting in group:
                 try:
-                    row, picture = _row(setting, case, config)
+                    row = _row(setting, case, config)
                 except (UnsupportedError, ConfigError) as error:
                     if isinstance(error, ConfigError) and (not setting.asked or setting.knob in config.knobs):
                         raise
                     results["skipped"].append({"case": at, "spec": spec, "value": setting.value, "reason": str(error)})
                     continue
                 results["rows"].append({"case": at, **row})
-                if at in pictured and picture and setting is group[-1]:
-                    results["pictures"].append({"case": at, **picture})
     if not results["rows"]:
         reasons = dict.fromkeys(one["reason"] for one in results["skipped"])
         raise ConfigError("\n".join(["nothing could be measured:", *reasons]))
@@ -172,8 +167,8 @@ def _settings(spec: str, config: AccuracyConfig) -> Iterator[_Setting]:
         yield _Setting(spec, info, knob, value, asked=True)
 
 
-def _row(setting: _Setting, case: Vectors, config: AccuracyConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One mechanism at one value on one case, and its picture, if it has a matrix."""
+def _row(setting: _Setting, case: Vectors, config: AccuracyConfig) -> dict[str, Any]:
+    """One mechanism at one value on one case."""
     info = setting.info
     if info.shares_query_key:
         group = case.q.shape[1] // case.v.shape[1]
@@ -211,15 +206,7 @@ def _row(setting: _Setting, case: Vectors, config: AccuracyConfig) -> tuple[dict
     for name, expected, *drawn in zip(("output", "matrix"), exact, *errors, strict=False):
         stacked = torch.stack([error.flatten() for error in drawn])
         row[name] = asdict(decompose(stacked, expected.square().sum().item()))
-    if not affine:
-        return row, {}
-    true, error = (x[0, 0, :PICTURED_POSITIONS, :PICTURED_POSITIONS] for x in (exact[1], errors[0][1]))
-    rounded = {name: _rounded(x) for name, x in (("exact", true), ("estimate", true + error), ("difference", error))}
-    return row, {"spec": setting.spec, "knob": setting.knob, "value": setting.value, **rounded}
-
-
-def _rounded(matrix: Tensor) -> list[list[float]]:
-    return [[round(x, 5) for x in row] for row in matrix.tolist()]
+    return row
 
 
 def _heads(case: Vectors, seed: int, affine: bool) -> Heads:

@@ -15,14 +15,13 @@ TITLES = {
     "text": "quality of text",
     "masked": "quality of masked text",
     "classification": "accuracy of classes",
-    "graph": "accuracy of nodes",
     "recall": "exact recall",
     "memory": "decoding memory",
     "length": "long sequences",
     "speed": "training speed",
 }
 """need -> what it is called"""
-UNITS = {"document": "documents", "window": "windows", "image": "images", "node": "nodes"}
+UNITS = {"document": "documents", "window": "windows", "image": "images"}
 Status = Literal["winner", "tie", "open"]
 
 
@@ -61,7 +60,7 @@ class Board:
         entries: the specifications' costs, as results.json has them. Those that are missing here were not trained to
             the end, and are not advised.
         baselines: by name.
-        unit: what was resampled: document, window, image or node.
+        unit: what was resampled: document, window or image.
         chance: recall of guessing.
     """
 

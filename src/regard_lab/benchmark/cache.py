@@ -7,22 +7,17 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from regard import specs
 from regard.core.attention import generator
 from regard.core.errors import ConfigError, DataError, UnsupportedError
 from regard.memory import caches
 from regard.models import LanguageModel
-from regard.models.decoder import ModelState
 from regard.models.generate import evaluation
-from regard_lab.benchmark.rounding import ROUNDINGS, rounded
 
 PROMPT = "Find the pass key in the following text. "
 NEEDLE = " The pass key is {key}. Remember it. "
 QUESTION = " The pass key is"
-PIECE = 16
-"""tokens between two roundings of a state"""
 Encode = Callable[[str], Sequence[int]]
 
 
@@ -158,9 +153,8 @@ def measure(
     """Losses and bytes under every policy; the model is left as it was.
 
     The context is read, reduced as the policy does it (where it waits to be told, at the end of the context), and then
-    the tail is scored, on what is left. Bytes are those of one row of the state behind the context. With them, losses
-    of states that are rounded every `PIECE` tokens, over the length of the text. A policy that refuses the model or a
-    budget is left out, which is known before the first is measured.
+    the tail is scored, on what is left. Bytes are those of one row of the state behind the context. A policy that
+    refuses the model or a budget is left out, which is known before the first is measured.
 
     Raises:
         ConfigError: numbers below 1, or a context beyond the positions of the model.
@@ -184,12 +178,10 @@ def measure(
                 model.reduce_cache(spec or None)
                 found.append({"policy": spec.partition("(")[0] or "none", "spec": spec, **_losses(model, asked)})
                 tell(f"{spec or 'no policy'}: {found[-1]['state_bytes']:,} bytes, {found[-1]['seconds']:.0f} s")
-            model.reduce_cache(None)
-            rounded = [_rounded(model, asked, how) for how in ("", *ROUNDINGS)]
     finally:
         for layer, cache in zip(model.layers, before, strict=True):
             layer.cache = cache
-    return {"config": vars(config), "rows": found, "left_out": refused, "rounded": rounded}
+    return {"config": vars(config), "rows": found, "left_out": refused}
 
 
 def _losses(model: LanguageModel, asked: Sequence[Row]) -> dict[str, Any]:
@@ -223,17 +215,3 @@ def _alike(asked: Sequence[Row]) -> Iterator[list[int]]:
     for at, row in enumerate(asked):
         lengths.setdefault(len(row.tail), []).append(at)
     yield from lengths.values()
-
-
-def _rounded(model: LanguageModel, asked: Sequence[Row], how: str) -> dict[str, Any]:
-    """Nats per token of the texts in quarters of their length, when the state is rounded every `PIECE` tokens."""
-    texts = [[*row.context, *row.tail] for row in asked if row.kind == "text"]
-    tokens = torch.tensor(texts, device=model.table.weight.device)
-    state, logits = model.initial_state(len(texts)), list[Tensor]()
-    for first in range(0, tokens.shape[1], PIECE):
-        got = model(tokens[:, first : first + PIECE], state=state)
-        assert isinstance(got.state, ModelState)
-        state = got.state.map(lambda x: rounded(x, how))
-        logits.append(got.logits.float())
-    scores = -torch.cat(logits, 1)[:, :-1].log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
-    return {"rounding": how or "none", "nats": [float(part.mean()) for part in scores.chunk(4, 1)]}

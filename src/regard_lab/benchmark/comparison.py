@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from regard import __version__, catalog, specs
 from regard.core.errors import ConfigError, DataError
@@ -60,7 +60,7 @@ def compare(
     budget.expect(expected.seconds)
     quality, diverged = trainings.made(config, out, measures, expected, budget, tell)
     speeds = _speeds(config, out, measures[0], expected, budget, tell)
-    costs = {name: _costs(config, out, measures[0], expected, budget, tell, name) for name in ("fixed", "default")}
+    costs = _costs(config, out, measures[0], expected, budget, tell)
     rows = _references(config, out, measures[0], expected, speeds, budget, tell)
     results = assemble(config, task, expected, quality, speeds, costs, rows, notes, diverged)
     write_json(out / "results.json", sealed(results))
@@ -88,7 +88,7 @@ def _possible(config: CompareConfig, out: Path) -> str:
             model = jobs.job(config, out, measure, spec, 0, 1).model
             assert not isinstance(model, jobs.BaselineConfig)
             network.build(model, classes=2 if measure.name == "classification" else 0)
-    timed = _sweep(config, TASKS[task][0], fixed=True)
+    timed = _sweep(config, TASKS[task][0])
     for part in config.mechanisms:
         timed.build(part)
     return task
@@ -222,33 +222,21 @@ def _references(
 
 
 def _costs(
-    config: CompareConfig,
-    out: Path,
-    measure: Measure,
-    expected: Expected,
-    budget: Budget,
-    tell: Tell,
-    name: Literal["fixed", "default"],
+    config: CompareConfig, out: Path, measure: Measure, expected: Expected, budget: Budget, tell: Tell
 ) -> list[dict[str, Any]]:
-    """The cost over length under an allocation; nothing where a short budget leaves it out."""
-    job, fixed = f"cost-{name}", name == "fixed"
-    if expected.seconds and job not in expected.seconds:
-        return []
+    """The cost over length."""
 
     def make() -> list[dict[str, Any]]:
-        share = budget.share(job)
+        share = budget.share("cost")
         limit = None if share is None else max(share - expected.start, 0.0)
-        return [
-            asdict(row)
-            for row in sweep.sweep(_sweep(config, measure, fixed=fixed, limit=limit), fixed_allocation=fixed)
-        ]
+        return [asdict(row) for row in sweep.sweep(_sweep(config, measure, limit=limit))]
 
-    rows = job_files.kept(out, job, make, tell, f"cost over length, {name} allocation")
-    budget.done(job)
+    rows = job_files.kept(out, "cost", make, tell, "cost over length")
+    budget.done("cost")
     return rows
 
 
-def _sweep(config: CompareConfig, measure: Measure, *, fixed: bool, limit: float | None = None) -> sweep.SweepConfig:
+def _sweep(config: CompareConfig, measure: Measure, *, limit: float | None = None) -> sweep.SweepConfig:
     """limit: seconds for all of it."""
     shape = measure.shape(config)
     passes = ("forward", "both", "decode") if measure.causal else ("forward", "both")
@@ -258,8 +246,8 @@ def _sweep(config: CompareConfig, measure: Measure, *, fixed: bool, limit: float
         heads=shape.heads,
         key_dim=shape.dim // shape.heads,
         causal=measure.causal,
-        passes=passes if fixed else ("both",),
-        rounds=config.rounds if fixed else max(config.rounds // 2, 1),
-        seconds=PASS_SECONDS if limit is None else limit / (len(passes) if fixed else 1),
+        passes=passes,
+        rounds=config.rounds,
+        seconds=PASS_SECONDS if limit is None else limit / len(passes),
         threads=config.threads,
     )

@@ -9,7 +9,7 @@ from regard.core.errors import ConfigError
 from regard.core.types_of import typed
 from regard.models.config import MlpKind
 from regard_lab.benchmark.threads import default_threads, require_threads
-from regard_lab.tasks.config import ClassificationConfig, GraphConfig, RecallConfig, TextConfig
+from regard_lab.tasks.config import ClassificationConfig, RecallConfig, TextConfig
 
 FORMAT = 3
 """of results.json; changes whenever a reader would have to"""
@@ -24,7 +24,7 @@ DEFAULT_SPECS = (
     "vector_quantized(num_codes=64, block_size=32)",
 )
 """exact attention, a window, two linear ones, a hybrid by layer, and one whose cache is used at the lengths compared"""
-TaskName = Literal["lm", "mlm", "classify", "recall", "graph"]
+TaskName = Literal["lm", "mlm", "classify", "recall"]
 BaselineKind = Literal["linear", "mlp", "lstm", "convolution"]
 
 
@@ -55,11 +55,11 @@ class CompareConfig:
     """mechanisms; `a / b` alternates by layer, `a:2 + b:2` mixes by head"""
     task: TaskName | None = None
     """lm: text and recall, with causal models; mlm: hidden tokens of text, and classify: classes of texts or images,
-    with models that look both ways; recall: exact recall alone; graph: nodes of a graph, with models that look both
-    ways and know no positions. None: lm if every specification can be causal, else mlm"""
+    with models that look both ways; recall: exact recall alone. None: lm if every specification can be
+    causal, else mlm"""
     budget: str | None = None
-    """time for everything, such as 5m, 90s or 2h; it sets the steps, makes recall smaller or leaves it out, and is
-    kept. None: the steps below, however long they take"""
+    """time for everything, such as 5m, 90s or 2h; it sets the steps, may leave recall out, and is kept. None: the
+    steps below, however long they take"""
     seeds: int = 3
     """trainings of every specification; from fewer than 3 nothing is recommended: trainings differ by chance"""
     text: TextConfig = field(default_factory=lambda: TextConfig(length=128))
@@ -72,10 +72,8 @@ class CompareConfig:
         default_factory=lambda: RecallConfig(vocab_size=64, length=128, num_pairs=8, filler="zeros", num_held_out=500)
     )
     """the recall task (MQAR)"""
-    graph: GraphConfig = field(default_factory=GraphConfig)
-    """the nodes of graph"""
     shape: ShapeConfig = field(default_factory=ShapeConfig)
-    """the model, but for recall; graph leaves out its position"""
+    """the model, but for recall"""
     recall_shape: ShapeConfig = field(default_factory=lambda: ShapeConfig(dim=64, mlp="none", short_convolution=2))
     """the model for recall; as published, two layers without MLP"""
     text_steps: int = 1000
@@ -86,8 +84,6 @@ class CompareConfig:
     """training steps of mlm, without a budget"""
     classification_steps: int = 1000
     """training steps of classify, without a budget"""
-    graph_steps: int = 200
-    """training steps of graph, without a budget"""
     batch_size: int = 4
     """text windows in a step"""
     recall_batch_size: int = 16
@@ -96,8 +92,6 @@ class CompareConfig:
     """text windows in a step of mlm"""
     classification_batch_size: int = 32
     """texts or images in a step"""
-    graph_batch_size: int = 1
-    """times that a step reads the graph, which dropout alone makes different"""
     learning_rate: float = 4e-3
     """peak learning rate on text"""
     recall_learning_rate: float = 3e-3
@@ -106,8 +100,6 @@ class CompareConfig:
     """peak learning rate of mlm"""
     classification_learning_rate: float = 1e-3
     """peak learning rate of classify, for specifications and baselines"""
-    graph_learning_rate: float = 1e-3
-    """peak learning rate of graph"""
     evaluate_examples: int = 400
     """validation windows or sequences, evenly spaced; 0: all"""
     classification_evaluate_examples: int = 2000
@@ -125,7 +117,7 @@ class CompareConfig:
 
     @typed
     def __post_init__(self) -> None:
-        kinds = ("text", "recall", "masked", "classification", "graph")
+        kinds = ("text", "recall", "masked", "classification")
         sizes = [f"{kind}_steps" for kind in kinds] + ["batch_size", *(f"{kind}_batch_size" for kind in kinds[1:])]
         rates = ["learning_rate", *(f"{kind}_learning_rate" for kind in kinds[1:])]
         require_threads(self.threads)

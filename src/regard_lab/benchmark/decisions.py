@@ -18,7 +18,7 @@ from regard.models.depth.fixed import Fixed
 from regard.models.depth.universal import Universal
 from regard_lab.tasks.base import IGNORE, Task
 from regard_lab.training.batches import Batch
-from regard_lab.training.evaluation import Sums, measure, score
+from regard_lab.training.evaluation import Sums, score
 
 
 @runtime_checkable
@@ -78,13 +78,11 @@ class HeadSpan:
 class Observed:
     """A model on some examples.
 
-    total: nats, tokens, right answers and bytes. nats: of every example, the sum over its targets. taken: targets by
-    the blocks (steps of `universal`) that their token took, from 1 on; empty where every token takes all. spans: of
-    every head that has one.
+    total: nats, tokens, right answers and bytes. taken: targets by the blocks (steps of `universal`) that their token
+    took, from 1 on; empty where every token takes all. spans: of every head that has one.
     """
 
     total: Sums
-    nats: list[float] = field(default_factory=list)
     taken: list[int] = field(default_factory=list)
     spans: list[HeadSpan] = field(default_factory=list)
 
@@ -180,7 +178,7 @@ def observe(model: nn.Module, task: Task, *, limit: int, batch_size: int = 16, s
         )
     assert scores is not None
     spans = [one for each in watch.lookers for one in _spans(each, watch.of(each))]
-    return Observed(scores.total, watch.nats, watch.taken(), spans)
+    return Observed(scores.total, watch.taken(), spans)
 
 
 class _Watch:
@@ -188,7 +186,6 @@ class _Watch:
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.most, self.lookers = model, most_steps(model), lookers(model)
-        self.nats: list[float] = []
         self._counts = torch.zeros((self.most or 0) + 1, dtype=torch.long)
         self._steps: Tensor | None = None
         self._of_batch: list[list[Tensor]] = [[] for _ in self.lookers]
@@ -213,8 +210,7 @@ class _Watch:
         self._of_batch[at].append(self.lookers[at].spanned.spans(named["inputs"]).detach().transpose(1, 2))
 
     def each(self, batch: Batch, logits: Tensor) -> None:
-        """Keep what was decided of the targets of a batch, and what its examples lost."""
-        self.nats += measure(logits, batch.targets)[0].tolist()
+        """Keep what was decided of the targets of a batch."""
         if self._steps is not None:
             steps = self._steps[_counted(batch, self._steps)]
             self._counts += torch.bincount(steps.cpu(), minlength=len(self._counts))

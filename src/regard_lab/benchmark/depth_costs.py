@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
-from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -116,31 +115,3 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
         if not kept or points[at][1] < points[kept[-1]][1] or points[at] == points[kept[-1]]:
             kept.append(at)
     return kept
-
-
-class Lost(NamedTuple):
-    """What something costs, and the nats that it loses on every one of some examples."""
-
-    cost: float
-    nats: Sequence[float]
-
-
-def beaten(points: Sequence[Lost], by: Sequence[Lost]) -> list[int]:
-    """The indices of those for which `by` has one that costs no more and loses less.
-
-    Less: by more than twice the standard error of the paired differences over the examples, two of them at least.
-
-    Example:
-        >>> beaten([Lost(2.0, [1.0, 2.0]), Lost(4.0, [0.5, 0.5])], by=[Lost(2.0, [0.9, 1.9]), Lost(5.0, [0.1, 0.1])])
-        [0]
-    """
-    return [
-        at
-        for at, point in enumerate(points)
-        if any(other.cost <= point.cost and _less(other.nats, point.nats) for other in by)
-    ]
-
-
-def _less(nats: Sequence[float], than: Sequence[float]) -> bool:
-    saved = [other - one for one, other in zip(nats, than, strict=True)]
-    return len(saved) > 1 and fmean(saved) > 2 * stdev(saved) / len(saved) ** 0.5

@@ -88,7 +88,7 @@ def drawn(
     return tuple(found[order[end - count : end]] for count, end in zip(counts, ends, strict=True))
 
 
-def require_items(items: int, *, risk: float, confidence: float, test: TestName, hypotheses: int = 1) -> int:
+def require_items(items: int, *, risk: float, confidence: float, test: TestName) -> int:
     """Refuse too few calibration items before anything is computed.
 
     Returns:
@@ -98,7 +98,7 @@ def require_items(items: int, *, risk: float, confidence: float, test: TestName,
         ConfigError: a risk or confidence out of bounds.
         DataError: fewer items than can certify a threshold; it says how many that takes.
     """
-    needed = items_needed(risk=risk, confidence=confidence, test=test, hypotheses=hypotheses)
+    needed = items_needed(risk=risk, confidence=confidence, test=test)
     if items < needed:
         raise DataError(
             f"{items} calibration passages certify no threshold at risk={risk:g} and confidence={confidence:g}, even "

@@ -11,9 +11,7 @@ from regard_lab.tasks.config import ImagesConfig
 from regard_lab.training.config import TrainingConfig
 
 
-def job(
-    config: CompareConfig, out: Path, measure: Measure, spec: str, seed: int, steps: int, *, pictured: bool = False
-) -> Job:
+def job(config: CompareConfig, out: Path, measure: Measure, spec: str, seed: int, steps: int) -> Job:
     """The training of a specification.
 
     Args:
@@ -23,7 +21,6 @@ def job(
         spec: of the mechanism.
         seed: of weights, data order and drawn data.
         steps: optimizer steps.
-        pictured: take pictures of its attention.
     """
     slug = f"{spec.translate({ord(c): '-' for c in ' /()=,+:'})}-{hashlib.sha256(spec.encode()).hexdigest()[:6]}"
     task = measure.task(config)
@@ -34,7 +31,6 @@ def job(
         training=_training(config, measure, seed, steps),
         run=str(out / "runs" / f"{slug}-{measure.name}-{seed}"),
         evaluate_examples=measure.evaluated(config),
-        pictured=pictured,
     )
 
 

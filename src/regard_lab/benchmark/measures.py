@@ -30,7 +30,7 @@ class Measure:
         causal: each position sees earlier ones only, and the model is a decoder.
     """
 
-    name: Literal["text", "recall", "masked", "classification", "graph"]
+    name: Literal["text", "recall", "masked", "classification"]
     subject: str
     metric: Metric
     noun: str
@@ -77,8 +77,6 @@ class Measure:
         settings |= {"attention": attention, "max_length": max_length, "seed": seed}
         if self.causal:
             return ModelConfig(**settings, short_convolution=shape.short_convolution)
-        if self.name == "graph":
-            return EncoderConfig(**{**settings, "position": "none"})
         # The mean over a sequence serves every mechanism: one position of its own would see no farther than a window.
         return EncoderConfig(**settings, pooling="mean")
 
@@ -124,23 +122,12 @@ CLASSIFICATION = Measure(
     least_steps=20,
     causal=False,
 )
-GRAPH = Measure(
-    name="graph",
-    subject="nodes of a graph",
-    metric="accuracy",
-    noun="accuracy",
-    column="accuracy",
-    share=0.70,
-    least_steps=20,
-    causal=False,
-)
 
 TASKS: dict[str, tuple[Measure, ...]] = {
     "lm": (TEXT, RECALL),
     "mlm": (MASKED,),
     "classify": (CLASSIFICATION,),
     "recall": (replace(RECALL, share=0.70),),
-    "graph": (GRAPH,),
 }
 """task of a comparison -> what is measured; the first decides, and its speed and memory are reported"""
 
@@ -160,9 +147,8 @@ _READERS = {
     "masked": ("mlm",),
     "classification": ("classify",),
     "baselines": ("classify",),
-    "graph": ("graph",),
-    "shape": ("lm", "mlm", "classify", "graph"),
-    "evaluate_examples": ("lm", "mlm", "recall", "graph"),
+    "shape": ("lm", "mlm", "classify"),
+    "evaluate_examples": ("lm", "mlm", "recall"),
 }
 """a setting, or the word that its name begins with -> the tasks that read it; all read the others"""
 

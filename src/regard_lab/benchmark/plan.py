@@ -20,17 +20,12 @@ FULL = 0.92
 """of a budget is planned for; the rest is for a machine that becomes slower"""
 PROBING = 0.3
 """of a budget, at most, before a comparison is refused that could not even be planned"""
-SWEEP_SHARES = {"cost-fixed": 0.12, "cost-default": 0.03}
-SPEED_SHARE = 0.06
+COST_SHARE, SPEED_SHARE = 0.15, 0.06
 """of a budget, for timings"""
-SHORT = 120.0
-"""seconds; in a shorter budget costs are timed under fixed allocation alone"""
 FEW_EXAMPLES = 100
 """validation windows or sequences where time is short"""
 WRITING = 1.5
-"""seconds to write checkpoints, take pictures and so on in a training, and to write the report"""
-SMALLER = 0.7
-"""of the time of a step, where sequences are half as long: less than a half, but for what does not depend on them"""
+"""seconds to write checkpoints and so on in a training, and to write the report"""
 Tell = Callable[[str], None]
 
 
@@ -51,8 +46,6 @@ class Form:
 
     config: CompareConfig
     measures: tuple[Measure, ...]
-    smaller: bool = False
-    """recall is of fewer pairs in shorter sequences"""
 
 
 def forms(config: CompareConfig, task: str) -> Iterator[Form]:
@@ -64,11 +57,6 @@ def forms(config: CompareConfig, task: str) -> Iterator[Form]:
         config = replace(config, **{name: FEW_EXAMPLES})
         yield Form(config, asked)
     if len(asked) > 1:
-        recall = config.recall
-        if recall.num_pairs > 1 and recall.length > 16:
-            # An even number of tokens: pairs of a key and a value.
-            half = replace(recall, length=recall.length // 4 * 2, num_pairs=recall.num_pairs // 2)
-            yield Form(replace(config, recall=half), asked, smaller=True)
         yield Form(config, asked[:1])
 
 
@@ -139,15 +127,10 @@ class Costs:
     start: float
     beside: tuple[str, ...]
 
-    def step(self, spec: str, measure: Measure) -> float:
-        """Seconds of a training step."""
-        smaller = self.form.smaller and measure.name == "recall"
-        return self.probes[spec, measure.name].step * (SMALLER if smaller else 1.0)
-
     def all_steps(self, measure: Measure) -> float:
         """Seconds that one step of every training takes together."""
         config = self.form.config
-        total = sum(self.step(spec, measure) for spec in config.specs) * config.seeds
+        total = sum(self.probes[spec, measure.name].step for spec in config.specs) * config.seeds
         return total * (1 + self._baselines(measure) / len(config.specs))
 
     def _baselines(self, measure: Measure) -> int:
@@ -159,7 +142,8 @@ class Costs:
         return (evaluated + 32) * self.probes[spec, measure.name].example + WRITING
 
     def _training(self, spec: str, measure: Measure, steps: int) -> float:
-        return self.probes[spec, measure.name].setup + steps * self.step(spec, measure) + self.after(spec, measure)
+        probe = self.probes[spec, measure.name]
+        return probe.setup + steps * probe.step + self.after(spec, measure)
 
     def planning(self) -> float:
         """Seconds that the plan takes: few steps of everything."""
@@ -192,9 +176,8 @@ class Costs:
         setup = sum(self.probes[spec, first.name].setup for spec in config.specs)
         most = STEP_TURNS_SECONDS if seconds is None else SPEED_SHARE * seconds
         found["speed"] = self.start + setup + turn + min(STEP_TURNS * turn, max(most, turn))
-        for name, share in SWEEP_SHARES.items():
-            if seconds is not None and not (name == "cost-default" and seconds < SHORT):
-                found[name] = self.start + share * seconds
+        if seconds is not None:
+            found["cost"] = self.start + COST_SHARE * seconds
         found["baselines"] = (
             WRITING + 2e-6 * steps[first.name] * first.option(config, "batch_size") * config.text.length
         )
@@ -210,7 +193,7 @@ def training(spec: str, measure: str, seed: int) -> str:
 def planned(
     config: CompareConfig, task: str, out: Path, beside: tuple[str, ...], budget: Budget, tell: Tell
 ) -> Expected:
-    """How a comparison fits its budget: fewer steps, fewer validation examples, smaller recall or none; in this order,
+    """How a comparison fits its budget: fewer steps, fewer validation examples, no recall; in this order,
     and nothing that fits is made smaller.
 
     Args:
@@ -230,7 +213,7 @@ def planned(
     if budget.seconds is None:
         costs = Costs(Form(config, asked), probes, start, beside)
         steps = {measure.name: measure.option(config, "steps") for measure in asked}
-        total = sum(costs.jobs(steps, None).values()) / (1 - sum(SWEEP_SHARES.values()))
+        total = sum(costs.jobs(steps, None).values()) / (1 - COST_SHARE)
         return Expected(steps, total / 60, peak, start)
     least: Costs | None = None
     for form in forms(config, task):
@@ -309,25 +292,15 @@ def rounded(seconds: float) -> str:
 
 
 def changes(config: CompareConfig, form: Form) -> dict[str, Any]:
-    """What a form changes of the configuration: setting -> value, tables by name."""
-    before, after = asdict(config), asdict(form.config)
-    return {
-        name: {key: value for key, value in after[name].items() if value != before[name][key]}
-        if isinstance(after[name], dict)
-        else after[name]
-        for name in after
-        if after[name] != before[name]
-    }
+    """What a form changes of the configuration: setting -> value."""
+    before = vars(config)
+    return {name: value for name, value in vars(form.config).items() if value != before[name]}
 
 
 def fitted(config: CompareConfig, expected: Expected, task: str) -> CompareConfig:
     """The configuration that a plan made of the one that was asked for."""
-    given = {
-        name: replace(getattr(config, name), **value) if isinstance(value, dict) else value
-        for name, value in expected.changes.items()
-    }
     left_out = {f"{m.name}_steps": 0 for m in chosen(config, task) if m.name not in expected.steps}
-    return replace(config, **given, **left_out)
+    return replace(config, **expected.changes, **left_out)
 
 
 def told(config: CompareConfig, expected: Expected, task: str) -> list[dict[str, Any]]:
@@ -336,19 +309,6 @@ def told(config: CompareConfig, expected: Expected, task: str) -> list[dict[str,
     if "recall" in {measure.name for measure in chosen(config, task)} - set(expected.steps):
         text = "recall was left out: the budget of {budget} has no time for enough of its steps"
         found.append(sentence(text, budget=config.budget))
-    if "recall" in expected.changes and "recall" in expected.steps:
-        after, before = fitted(config, expected, task).recall, config.recall
-        found.append(
-            sentence(
-                "recall was made smaller to fit the budget of {budget}: {pairs} pairs in {length} tokens instead of "
-                "{before} in {longer}",
-                budget=config.budget,
-                pairs=after.num_pairs,
-                length=after.length,
-                before=before.num_pairs,
-                longer=before.length,
-            )
-        )
     if {"evaluate_examples", "classification_evaluate_examples"} & set(expected.changes):
         text = "{count} validation examples were measured to fit the budget of {budget}"
         found.append(sentence(text, count=FEW_EXAMPLES, budget=config.budget))

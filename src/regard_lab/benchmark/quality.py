@@ -1,4 +1,4 @@
-"""Quality of one specification or baseline: trains it on a task, measures it, and takes a picture of its attention.
+"""Quality of one specification or baseline: trains it on a task and measures it.
 
 Run as `python -m regard_lab.benchmark.quality` it serves `run_apart`: a process of its own, so that its peak memory is
 its own.
@@ -9,18 +9,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
-from regard.core.attention import Attention
 from regard.files.folders import writing
-from regard.functional import weights
 from regard_lab.benchmark import baselines
 from regard_lab.benchmark.baselines import Baseline, BaselineConfig
 from regard_lab.benchmark.quiet import Sample, Watch, doubt
@@ -28,17 +26,14 @@ from regard_lab.benchmark.timing import paired
 from regard_lab.benchmark.worker import in_worker, serve
 from regard_lab.tasks import TaskConfig, build_task
 from regard_lab.tasks.base import Example, Examples, Task
-from regard_lab.tasks.graph import GraphTask
 from regard_lab.training import network
-from regard_lab.training.batches import Batch, collate
+from regard_lab.training.batches import collate
 from regard_lab.training.config import SHAPES, AnyModelConfig, TrainingConfig
 from regard_lab.training.evaluation import measured, require_finite, score
 from regard_lab.training.metrics import Record, peak_bytes, read
 from regard_lab.training.network import Network
 from regard_lab.training.trainer import Trainer
 
-PICTURED_POSITIONS = 64
-"""positions in a picture of the attention matrix"""
 STEP_TURNS, STEP_TURNS_SECONDS = 11, 30.0
 """of steps that are timed in turns"""
 MIN_UNITS = 8
@@ -55,7 +50,6 @@ class Job:
         training: how.
         run: run directory; continued if it exists.
         evaluate_examples: validation examples, evenly spaced; 0: all.
-        pictured: take pictures of its attention.
         steps_only: time this many steps in a scratch model instead of training; 0: train.
         seconds: stop after the step in which they are over; None: train to the last step.
     """
@@ -65,7 +59,6 @@ class Job:
     training: TrainingConfig
     run: str
     evaluate_examples: int = 0
-    pictured: bool = False
     steps_only: int = 0
     seconds: float | None = None
 
@@ -86,7 +79,7 @@ def run_apart(
         each: called with every result as soon as it is there.
     """
     payload = [{**asdict(job), "task": job.task} for job in jobs]
-    return in_worker("regard_lab.benchmark.quality", payload, fixed_allocation=True, threads=threads, each=each)
+    return in_worker("regard_lab.benchmark.quality", payload, threads=threads, each=each)
 
 
 def step_timings(jobs: list[Job], *, threads: int, budget_seconds: float = STEP_TURNS_SECONDS) -> list[dict[str, Any]]:
@@ -95,7 +88,7 @@ def step_timings(jobs: list[Job], *, threads: int, budget_seconds: float = STEP_
     """
     turns = [{**asdict(job), "task": job.task} for job in jobs]
     payload = {"turns": turns, "budget_seconds": budget_seconds}
-    return in_worker("regard_lab.benchmark.quality", payload, fixed_allocation=True, threads=threads)
+    return in_worker("regard_lab.benchmark.quality", payload, threads=threads)
 
 
 def perform(job: Job) -> dict[str, Any]:
@@ -112,7 +105,6 @@ def perform(job: Job) -> dict[str, Any]:
     trainer = Trainer(model, task, job.training, run, on_progress=_until(job.seconds, began))
     seconds, share = Watch().timed(lambda: _fit(trainer))
     examples, unit = units(task.examples("valid"), job.evaluate_examples)
-    answers = Answers()
     scores = score(
         model,
         examples,
@@ -120,7 +112,6 @@ def perform(job: Job) -> dict[str, Any]:
         limit=job.evaluate_examples,
         batch_size=job.training.batch_size,
         num_targets=task.num_targets,
-        each=answers.add if task.classes else lambda batch, logits: None,
     )
     assert scores is not None
     way_out = f"compare with a lower learning rate than {job.training.learning_rate:g}"
@@ -132,14 +123,11 @@ def perform(job: Job) -> dict[str, Any]:
         "length": task.length,
         "seconds": time.perf_counter() - began,
         "steps": trainer.progress.step,
-        "step_seconds": _step_seconds(steps) if steps else seconds / trainer.progress.step,
         "untrusted": doubt([Sample(seconds, share, 1.0)], 1),
         "documents": scores.table(),
-        "macro_f1": answers.macro_f1() if task.classes else None,
-        "unit": "image" if task.input_dim else "node" if isinstance(task, GraphTask) else unit,
+        "unit": "image" if task.input_dim else unit,
         "curve": [[line["tokens"], line["loss"]] for line in steps],
         "peak_bytes": peak_bytes(torch.device("cpu")),
-        "pictures": pictures(cast(Network, model), task) if job.pictured else [],
     }
 
 
@@ -167,35 +155,6 @@ def _model(job: Job, task: Task) -> Network | Baseline:
     if isinstance(job.model, BaselineConfig):
         return baselines.build(job.model, task)
     return network.build(network.fitted(job.model, task), len(task.classes))
-
-
-def _step_seconds(lines: list[dict[str, Any]]) -> float:
-    """Median seconds of a step, over the lines of metrics.jsonl."""
-    before = [0, *(line["step"] for line in lines)]
-    return statistics.median(
-        line["timing"]["seconds"] / (line["step"] - first) for first, line in zip(before, lines, strict=False)
-    )
-
-
-@dataclass
-class Answers:
-    """The class of every example, and the one that a model says."""
-
-    targets: list[int] = field(default_factory=list)
-    predicted: list[int] = field(default_factory=list)
-
-    def add(self, batch: Batch, logits: Tensor) -> None:
-        """Remember a batch."""
-        self.targets += batch.targets[:, 0].tolist()
-        self.predicted += logits.argmax(-1).tolist()
-
-    def macro_f1(self) -> float | None:
-        """The mean over classes of 2 / (1 / precision + 1 / recall); None where scikit-learn is not installed."""
-        try:
-            from sklearn.metrics import f1_score
-        except ImportError:
-            return None
-        return float(f1_score(self.targets, self.predicted, average="macro", zero_division=0))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -269,29 +228,6 @@ def _turns(jobs: list[Job], budget_seconds: float) -> list[dict[str, Any]]:
     calls = {str(at): _stepping(job, _model(job, task), task, reads[str(at)]) for at, job in enumerate(jobs)}
     taken = paired(calls, rounds=STEP_TURNS, budget_seconds=budget_seconds)
     return [{**asdict(taken[name]), "positions": statistics.mean(reads[name])} for name in calls]
-
-
-@torch.no_grad()
-def pictures(model: Network, task: Task) -> list[dict[str, Any]]:
-    """The effective attention matrix of every layer (head 0) on the start of the first validation example."""
-    model.eval()
-    inputs = torch.from_numpy(task.examples("valid")[0].inputs[:PICTURED_POSITIONS])[None]
-    mechanisms = cast(list[Attention], getattr(model, "encoder", model).mechanisms)
-    calls: list[tuple[Attention, Tensor, Tensor, dict[str, Any]]] = []
-
-    def remember(module: torch.nn.Module, arguments: tuple[Tensor, ...], named: dict[str, Any]) -> None:
-        read = {name: named.get(name) for name in ("key_mask", "bias", "inputs")}
-        calls.append((cast(Attention, module), arguments[0], arguments[1], read))
-
-    hooks = [m.register_forward_pre_hook(remember, with_kwargs=True) for m in mechanisms]
-    model(inputs)
-    for hook in hooks:
-        hook.remove()
-    return [
-        {"layer": layer, "matrix": [[round(x, 4) for x in row] for row in weights(m, q, k, **read)[0, 0].tolist()]}
-        for layer, (m, q, k, read) in enumerate(calls)
-        if m.info.affine_in_value
-    ]
 
 
 def _job(document: dict[str, Any]) -> Job:

@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Int64
 
 from regard_lab.benchmark import jobs
 from regard_lab.benchmark.config import CompareConfig
 from regard_lab.benchmark.measures import Measure
-from regard_lab.benchmark.quality import Answers, run_apart, units
+from regard_lab.benchmark.quality import run_apart, units
 from regard_lab.tasks import build_task, ngram_bits_per_byte, xz_bits_per_byte
 from regard_lab.tasks.base import IGNORE, Examples, Task
 from regard_lab.tasks.baselines import Coded
-from regard_lab.tasks.graph import GraphTask
 from regard_lab.training.data_order import DataOrder
 from regard_lab.training.evaluation import Scores, Sums, measured
 
@@ -25,7 +24,6 @@ COUNTING = {
     "masked": "unigram",
     "classification": "majority",
     "recall": "",
-    "graph": "majority, word and neighbours",
 }
 """the models that count, by measure; of recall a key says nothing about its value, and what guessing gives is known"""
 Kept = Callable[[str, Callable[[], Any], str], Any]
@@ -34,11 +32,10 @@ Kept = Callable[[str, Callable[[], Any], str], Any]
 def counted(config: CompareConfig, measure: Measure, steps: int) -> list[dict[str, Any]]:
     """Models that only count: they learn the examples that seed 0 trained on, and are measured on the same as all.
 
-    The n-gram and xz code text. The unigram predicts every token, and the majority every class, by its frequency. Of a
-    graph, which is known as a whole, the word of a node, and the words of it and its neighbours, predict its class.
+    The n-gram and xz code text. The unigram predicts every token, and the majority every class, by its frequency.
 
     Returns:
-        name and `tables`: the columns of `Scores.table`, and of classes macro_f1, for one seed.
+        name and `tables`: the columns of `Scores.table`, for one seed.
     """
     task = build_task(measure.task(config))
     order = DataOrder(len(task.examples("train")), measure.option(config, "batch_size"), 0)
@@ -51,8 +48,6 @@ def counted(config: CompareConfig, measure: Measure, steps: int) -> list[dict[st
             "xz": xz_bits_per_byte(task, windows=coded, train_windows=seen),
         }
         return [{"name": name, "tables": [_columns(bits)]} for name, bits in codings.items()]
-    if isinstance(task, GraphTask):
-        return [{"name": name, "tables": [_told(task, odds, limit)]} for name, odds in task.guesses().items()]
     return [{"name": COUNTING[measure.name], "tables": [_frequencies(task, seen, limit)]}]
 
 
@@ -69,23 +64,11 @@ def _frequencies(task: Task, seen: Sequence[int], limit: int) -> dict[str, Any]:
         counts += np.bincount(_answers(train, index), minlength=task.num_targets)
     nats, best = -np.log(counts / counts.sum()), int(counts.argmax())
     examples, _ = units(task.examples("valid"), limit)
-    scores, answers = Scores(), Answers()
+    scores = Scores()
     for index in measured(len(examples), limit):
         example, wanted = examples[index], _answers(examples, index)
         row = (float(nats[wanted].sum()), wanted.size, int((wanted == best).sum()), example.nbytes)
         scores.documents.setdefault(example.document, Sums()).add(*row)
-        answers.targets += wanted.tolist()
-        answers.predicted += [best] * wanted.size
-    return {**scores.table(), "macro_f1": answers.macro_f1() if task.classes else None}
-
-
-def _told(task: GraphTask, odds: Float64[np.ndarray, "nodes classes"], limit: int) -> dict[str, Any]:
-    """How well probabilities for every node do on the nodes that are measured."""
-    examples, scores = task.examples("valid"), Scores()
-    for index in measured(len(examples), limit):
-        node = examples[index].document
-        nats, right = -math.log(odds[node, task.labels[node]]), odds[node].argmax() == task.labels[node]
-        scores.documents.setdefault(node, Sums()).add(nats, 1, int(right), 0)
     return scores.table()
 
 
@@ -145,6 +128,6 @@ def trained(
             )
             for seed in range(config.seeds)
         ]
-        tables = [{**one["documents"], "macro_f1": one["macro_f1"]} for one in trainings]
+        tables = [one["documents"] for one in trainings]
         rows.append({"name": kind, "tables": tables, "jobs": trainings})
     return rows

@@ -56,7 +56,7 @@ def assemble(
     expected: Expected,
     quality: Quality,
     speeds: Speeds,
-    costs: dict[str, list[dict[str, Any]]],
+    costs: Sequence[dict[str, Any]],
     references: Sequence[dict[str, Any]],
     notes: Sequence[dict[str, Any]] = (),
     diverged: Mapping[str, dict[str, Any]] | None = None,
@@ -79,13 +79,12 @@ def assemble(
     }
     values = {measure.name: estimates(samples[measure.name]) for measure in measures}
     measured = {spec: _measured(config, spec, measures, quality, values) for spec in config.specs}
-    rows = [sweep.Row(**row) for row in costs["fixed"]]
+    rows = [sweep.Row(**row) for row in costs]
     entries = [
         {
-            **_cost(config, spec, rows, costs["default"]),
+            **_cost(config, spec, rows),
             **measured[spec],
             first.name: {**measured[spec][first.name], **_speed(speeds[spec])},
-            "pictures": quality[spec, 0, first.name]["pictures"],
         }
         for spec in config.specs
     ]
@@ -186,20 +185,11 @@ def _measured(
             "curves": [one["curve"] for one in trainings],
         }
         if measure is measures[0]:
-            entry[measure.name] |= _training(trainings)
-            entry[measure.name] |= _besides([one | one["documents"] for one in trainings], measure)
+            entry[measure.name]["peak_bytes"] = max(one["peak_bytes"] for one in trainings)
+            if measure.name == "masked":
+                entry[measure.name]["accuracy"] = _guessed([one["documents"] for one in trainings])
             entry["parameters"] = trainings[0]["parameters"]
     return entry
-
-
-def _training(trainings: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Memory and duration of the trainings of one model; train_untrusted: why their durations say little."""
-    lengths = [one["step_seconds"] * one["steps"] for one in trainings]
-    return {
-        "peak_bytes": max(one["peak_bytes"] for one in trainings),
-        "train_seconds": float(np.median(lengths)),
-        "train_untrusted": next((one["untrusted"] for one in trainings if one["untrusted"]), None),
-    }
 
 
 def _speed(timing: Mapping[str, Any]) -> dict[str, Any]:
@@ -252,37 +242,22 @@ def _doubts(
     ]
 
 
-def _besides(tables: Sequence[Mapping[str, Any]], measure: Measure) -> dict[str, Any]:
-    """The scores of a table besides the number that specifications are ranked by: of hidden tokens the share that
-    was guessed, of classes the macro F1 (mean over seeds; None without scikit-learn).
-    """
-    if measure.name == "masked":
-        return {"accuracy": _sample(tables, "accuracy").value}
-    if measure.name == "classification":
-        scores = [table["macro_f1"] for table in tables]
-        return {"macro_f1": None if None in scores else float(np.mean(scores))}
-    return {}
+def _guessed(tables: Sequence[Mapping[str, Any]]) -> float:
+    """The share of hidden tokens that was guessed."""
+    return _sample(tables, "accuracy").value
 
 
-def _cost(
-    config: CompareConfig, spec: str, rows: Sequence[sweep.Row], default: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
+def _cost(config: CompareConfig, spec: str, rows: Sequence[sweep.Row]) -> dict[str, Any]:
     """The cost of a specification's attention, over length."""
     layers = config.layers(spec)
     stacked = _stacked(spec, layers, rows)
     exact = _stacked("softmax", ("softmax",) * len(layers), rows)
-    defaults = {(row.length, row.kind): row for row in _stacked(spec, layers, [sweep.Row(**row) for row in default])}
     together = [*stacked, *(replace(row, spec="exact") for row in exact)]
     return {
         "spec": spec,
         "layers": list(layers),
         "cost": [
-            {
-                **{name: getattr(row, name) for name in ("length", "kind", "seconds", "low", "high", "untrusted")},
-                "default_seconds": defaults[row.length, row.kind].seconds
-                if (row.length, row.kind) in defaults
-                else None,
-            }
+            {name: getattr(row, name) for name in ("length", "kind", "seconds", "low", "high", "untrusted")}
             for row in stacked
             if row.kind != "decode"
         ],
@@ -343,7 +318,10 @@ def _reference(reference: Mapping[str, Any], measure: Measure, speeds: Speeds) -
         measure.metric: value,
         "seeds": [_sample([table], measure.metric).value for table in reference["tables"]],
         "parameters": trainings[0]["parameters"] if trainings else None,
-        **_besides(reference["tables"], measure),
     }
-    untrained = dict.fromkeys(("tokens_per_second", "speed", "peak_bytes", "train_seconds", "train_untrusted"))
-    return row | (_training(trainings) | _speed(speeds[timed_as(reference["name"])]) if trainings else untrained)
+    if measure.name == "masked":
+        row["accuracy"] = _guessed(reference["tables"])
+    if trainings is None:
+        return row | dict.fromkeys(("tokens_per_second", "speed", "peak_bytes"))
+    peak = {"peak_bytes": max(one["peak_bytes"] for one in trainings)}
+    return row | peak | _speed(speeds[timed_as(reference["name"])])

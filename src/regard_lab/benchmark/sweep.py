@@ -18,7 +18,6 @@ from regard.catalog import build, describe
 from regard.core.attention import Attended, Attention, State
 from regard.core.errors import ConfigError, nearest
 from regard.core.info import Heads
-from regard_lab.benchmark.cost import counted
 from regard_lab.benchmark.resting import resting_inputs
 from regard_lab.benchmark.threads import default_threads, require_threads
 from regard_lab.benchmark.timing import REPEATS, Timing, paired
@@ -102,11 +101,9 @@ class Row:
     untrusted: str | None = None
 
 
-def sweep(config: SweepConfig, *, fixed_allocation: bool = True) -> list[Row]:
-    """Measure in a process of its own, under fixed or default allocation."""
-    rows = in_worker(
-        "regard_lab.benchmark.sweep", asdict(config), fixed_allocation=fixed_allocation, threads=config.threads
-    )
+def sweep(config: SweepConfig) -> list[Row]:
+    """Measure in a process of its own, under fixed allocation."""
+    rows = in_worker("regard_lab.benchmark.sweep", asdict(config), threads=config.threads)
     return [Row(**row) for row in rows]
 
 
@@ -179,29 +176,6 @@ def _call(kind: str, forward: Callable[..., Tensor], inputs: Sequence[Tensor]) -
                 x.grad = None
 
     return run
-
-
-@dataclass(frozen=True)
-class Counted:
-    """Operations and elements of one call, counted without a clock."""
-
-    spec: str
-    length: int
-    kind: str
-    operations: int
-    elements: int
-    largest: int
-
-
-def count(config: SweepConfig) -> dict[tuple[str, int, str], Counted]:
-    """Count what the calls of a sweep do, decoding left out."""
-    counts: dict[tuple[str, int, str], Counted] = {}
-    for kind in config.passes:
-        for length in config.lengths if kind != "decode" else ():
-            for spec, call in _calls(config, kind, length)[0].items():
-                cost = counted(call)
-                counts[spec, length, kind] = Counted(spec, length, kind, cost.operations, cost.elements, cost.largest)
-    return counts
 
 
 def _decoding(mechanism: Attention, tensors: Sequence[Tensor], calls: int) -> tuple[Callable[[], object], int]:

@@ -19,12 +19,6 @@ FIXED_ALLOCATION = {
 can make one side look twice as slow. These settings must be in the environment before a process starts."""
 
 
-def allocation(environment: Mapping[str, str], *, fixed: bool) -> dict[str, str]:
-    """The environment of a process with fixed allocation, or with the allocator's defaults whatever ours has."""
-    others = {name: value for name, value in environment.items() if name not in FIXED_ALLOCATION}
-    return {**others, **FIXED_ALLOCATION} if fixed else others
-
-
 @dataclass(frozen=True)
 class Timing:
     """Seconds of one candidate: the median over the quiet turns, and the interval that it is believed to be in.

@@ -74,10 +74,7 @@ def _of_model(
 ) -> dict[str, dict[str, Any]]:
     """What the trainings of one model found, up to one that diverged, by the names of the measures."""
     described = {
-        measure.name: jobs.job(
-            config, out, measure, spec, seed, expected.steps[measure.name], pictured=measure is measures[0]
-        )
-        for measure in measures
+        measure.name: jobs.job(config, out, measure, spec, seed, expected.steps[measure.name]) for measure in measures
     }
     files = {name: out / "jobs" / f"{Path(job.run).name}.json" for name, job in described.items()}
     results = {name: job_files.result(path) for name, path in files.items() if path.exists()}

@@ -15,7 +15,7 @@ from regard.core import errors
 from regard.core.errors import RegardError, ResourceError, out_of_memory
 from regard.files import consent
 from regard_lab.benchmark import quiet
-from regard_lab.benchmark.timing import allocation
+from regard_lab.benchmark.timing import FIXED_ALLOCATION
 
 GRACE_SECONDS = 5.0
 
@@ -24,7 +24,6 @@ def in_worker(
     module: str,
     payload: Any,
     *,
-    fixed_allocation: bool,
     threads: int,
     each: Callable[[Any], None] = lambda result: None,
 ) -> list[Any]:
@@ -33,7 +32,6 @@ def in_worker(
     Args:
         module: the module to run.
         payload: the data of its work.
-        fixed_allocation: under `FIXED_ALLOCATION`, or under the allocator's defaults.
         threads: OpenMP threads.
         each: called with every result as it comes.
 
@@ -46,7 +44,7 @@ def in_worker(
         ResourceError: a signal ended the process.
         subprocess.CalledProcessError: it failed otherwise; its traceback went to our standard error.
     """
-    environment = allocation(os.environ, fixed=fixed_allocation) | {"OMP_NUM_THREADS": str(threads)}
+    environment = {**os.environ, **FIXED_ALLOCATION, "OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, "-P", "-m", module]  # -P: or the working folder comes first and hides what is installed
     results: list[Any] = []
     with _orderly():

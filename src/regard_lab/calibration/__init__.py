@@ -1,18 +1,14 @@
 """Thresholds with a guarantee: how early a model may stop, told by items of which the loss is known."""
 
-from regard_lab.calibration.grid_search import Searched, grid_search
 from regard_lab.calibration.learn_then_test import Calibrated, bonferroni, calibrate, fixed_sequence
-from regard_lab.calibration.p_values import binomial, hoeffding, hoeffding_bentkus, items_needed
+from regard_lab.calibration.p_values import binomial, hoeffding_bentkus, items_needed
 
 __all__ = [
     "Calibrated",
-    "Searched",
     "binomial",
     "bonferroni",
     "calibrate",
     "fixed_sequence",
-    "grid_search",
-    "hoeffding",
     "hoeffding_bentkus",
     "items_needed",
 ]

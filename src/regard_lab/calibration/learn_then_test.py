@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Shaped
@@ -13,15 +12,9 @@ from regard.core.errors import ConfigError, DataError, InputError, ShapeError
 from regard.core.types_of import typed
 from regard_lab.calibration.p_values import TESTS, TestName, items_needed, level_of
 
-Search = Literal["fixed_sequence", "bonferroni"]
-"""how the error of several tests is kept to that of one"""
-
 _WORDS = {
-    "hoeffding": "Hoeffding's p-values",
     "hoeffding_bentkus": "Hoeffding-Bentkus p-values",
     "binomial": "exact binomial p-values",
-    "fixed_sequence": "tested in a fixed sequence",
-    "bonferroni": "Bonferroni's correction",
 }
 
 
@@ -68,7 +61,6 @@ class Calibrated:
     confidence: float
     items: int
     test: TestName
-    search: Search
     thresholds: tuple[float, ...]
     risks: tuple[float, ...]
     p_values: tuple[float, ...]
@@ -87,7 +79,7 @@ class Calibrated:
             items: what was drawn, in the plural.
             alike: what it holds for, "items drawn like these".
         """
-        how = f"{_WORDS[self.test]}, {_WORDS[self.search]}"
+        how = f"{_WORDS[self.test]}, tested in a fixed sequence"
         if self.threshold is None:
             return (
                 f"None of {len(self.thresholds)} thresholds is certified to keep {loss} at {self.risk:g} or less with "
@@ -107,7 +99,6 @@ def calibrate(
     risk: float,
     confidence: float = 0.95,
     test: TestName = "hoeffding_bentkus",
-    search: Search = "fixed_sequence",
 ) -> Calibrated:
     """The smallest threshold whose expected loss is at most `risk`, wrong with probability 1 - confidence at most.
 
@@ -124,11 +115,9 @@ def calibrate(
         risk: delta, in (0, 1).
         confidence: 1 - eps, in (0, 1).
         test: the p-value; `binomial` for losses that are 0 or 1, for which it is the sharpest.
-        search: `fixed_sequence` tests one after the other and stops at the first that fails; `bonferroni` tests each at
-            eps / m, which serves where the risk may rise and fall again.
 
     Raises:
-        ConfigError: a risk or confidence out of bounds, an unknown test or search, thresholds that do not fall.
+        ConfigError: a risk or confidence out of bounds, an unknown test, thresholds that do not fall.
         ShapeError: losses that are not (items, thresholds).
         InputError: a loss that is not in [0, 1], or for `binomial` not 0 or 1.
         DataError: fewer items than could certify anything, even without any loss; it says how many that takes.
@@ -145,33 +134,29 @@ def calibrate(
     Source: Angelopoulos et al. 2021, Theorem 1; for early exits Schuster et al. 2022, section 4.
     """
     level = level_of(risk, confidence)
-    for name, value, known in (("test", test, tuple(TESTS)), ("search", search, ("fixed_sequence", "bonferroni"))):
-        if value not in known:
-            raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+    if test not in TESTS:
+        raise ConfigError(f"test must be one of {', '.join(TESTS)}, got {test!r}")
     grid = tuple(float(threshold) for threshold in thresholds)
     if not grid or any(not one > other for one, other in pairwise(grid)) or math.isnan(grid[0]):
         raise ConfigError(f"thresholds must fall from the safest on, one at least, got {list(grid)}")
     if losses.ndim != 2 or losses.shape[1] != len(grid):
         raise ShapeError(f"losses must be (items, thresholds={len(grid)}), got {losses.shape}")
     _check_losses(losses, test)
-    items, hypotheses = len(losses), len(grid) if search == "bonferroni" else 1
-    needed = items_needed(risk=risk, confidence=confidence, test=test, hypotheses=hypotheses)
+    items, needed = len(losses), items_needed(risk=risk, confidence=confidence, test=test)
     if items < needed:
-        shared = f" shared out among {hypotheses} thresholds" if hypotheses > 1 else ""
         raise DataError(
-            f"{items} calibration items certify no threshold at risk={risk:g} and confidence={confidence:g}{shared}, "
+            f"{items} calibration items certify no threshold at risk={risk:g} and confidence={confidence:g}, "
             f"even if not one has a loss; {_WORDS[test]} need {needed} items or more"
         )
     totals = [math.fsum(column) for column in losses.T.astype(np.float64)]
     p_values = tuple(TESTS[test](total, items, risk) for total in totals)
-    rejected = fixed_sequence(p_values, level) if search == "fixed_sequence" else bonferroni(p_values, level)
+    rejected = fixed_sequence(p_values, level)
     return Calibrated(
         threshold=grid[rejected[-1]] if rejected else None,
         risk=risk,
         confidence=confidence,
         items=items,
         test=test,
-        search=search,
         thresholds=grid,
         risks=tuple(total / items for total in totals),
         p_values=p_values,

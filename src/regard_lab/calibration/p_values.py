@@ -9,7 +9,7 @@ from typing import Literal
 from regard.core.errors import ConfigError, InputError
 from regard.core.types_of import typed
 
-TestName = Literal["hoeffding", "hoeffding_bentkus", "binomial"]
+TestName = Literal["hoeffding_bentkus", "binomial"]
 """of a p-value"""
 
 _DIGITS = 40
@@ -19,8 +19,12 @@ _MOST_ITEMS = 1 << 50
 
 
 @typed
-def hoeffding(total: float, count: int, limit: float) -> float:
-    """p = exp(-2 n (delta - r)^2) where the mean loss r is below delta, else 1.
+def hoeffding_bentkus(total: float, count: int, limit: float) -> float:
+    """p = min(1, exp(-n h(min(r, delta), delta)), e P(B <= ceil(n r))), B binomial of n trials with chance delta.
+
+    h(a, b) = a log(a / b) + (1 - a) log((1 - a) / (1 - b)). The first is Hoeffding's bound before it is simplified to
+    exp(-2 n (delta - r)^2), the second is of Bentkus; the sharper of two valid bounds that follow from the same mean is
+    valid. It holds for any losses in [0, 1].
 
     Args:
         total: n r, the sum of the losses, each in [0, 1].
@@ -32,31 +36,7 @@ def hoeffding(total: float, count: int, limit: float) -> float:
         ConfigError: a limit out of bounds.
 
     Example:
-        >>> round(hoeffding(0.0, 116, 0.1), 4), hoeffding(20.0, 100, 0.1)
-        (0.0983, 1.0)
-
-    Source: Hoeffding 1963, Theorem 2; Schuster et al. 2022, section 4.
-    """
-    _check(total, count, limit)
-    return math.exp(-2 * count * max(limit - total / count, 0.0) ** 2)
-
-
-@typed
-def hoeffding_bentkus(total: float, count: int, limit: float) -> float:
-    """p = min(1, exp(-n h(min(r, delta), delta)), e P(B <= ceil(n r))), B binomial of n trials with chance delta.
-
-    h(a, b) = a log(a / b) + (1 - a) log((1 - a) / (1 - b)). The first is Hoeffding's bound before it is simplified to
-    that of `hoeffding`, the second is of Bentkus; the sharper of two valid bounds that follow from the same mean is
-    valid. It holds for any losses in [0, 1].
-
-    Args:
-        total, count, limit: as `hoeffding`.
-
-    Raises:
-        InputError, ConfigError: as `hoeffding`.
-
-    Example:
-        >>> hoeffding_bentkus(3.0, 100, 0.1) < hoeffding(3.0, 100, 0.1)
+        >>> hoeffding_bentkus(3.0, 100, 0.1) < 0.05
         True
 
     Source: Bates et al. 2021 and Angelopoulos et al. 2021, after Hoeffding 1963, Eq. 2.1, and Bentkus 2004.
@@ -77,10 +57,10 @@ def binomial(total: float, count: int, limit: float) -> float:
     n; it takes time in proportion to n where the losses lie far above the limit.
 
     Args:
-        total, count, limit: as `hoeffding`; the total is a whole number.
+        total, count, limit: as `hoeffding_bentkus`; the total is a whole number.
 
     Raises:
-        InputError, ConfigError: as `hoeffding`; a total that losses of 0 and 1 cannot have.
+        InputError, ConfigError: as `hoeffding_bentkus`; a total that losses of 0 and 1 cannot have.
 
     Example:
         >>> binomial(1.0, 2, 0.5), binomial(0.0, 22, 0.1) < 0.1 < binomial(0.0, 21, 0.1)
@@ -112,39 +92,34 @@ def _at_most(wins: int, count: int, chance: float) -> float:
 
 
 TESTS: Mapping[TestName, Callable[[float, int, float], float]] = MappingProxyType(
-    {"hoeffding": hoeffding, "hoeffding_bentkus": hoeffding_bentkus, "binomial": binomial}
+    {"hoeffding_bentkus": hoeffding_bentkus, "binomial": binomial}
 )
 """p-values by name"""
 
 
 @typed
-def items_needed(*, risk: float, confidence: float, test: TestName = "hoeffding_bentkus", hypotheses: int = 1) -> int:
+def items_needed(*, risk: float, confidence: float, test: TestName = "hoeffding_bentkus") -> int:
     """The smallest n whose p-value without any loss is 1 - confidence or less: with fewer items nothing is certified.
 
-    n >= log(1 / eps) / (2 delta^2) for `hoeffding`, and log(1 / eps) / -log(1 - delta) for the others, where
-    delta = risk and eps = (1 - confidence) / hypotheses.
+    n >= log(1 / eps) / -log(1 - delta), where delta = risk and eps = 1 - confidence.
 
     Args:
         risk: the expected loss that is allowed, in (0, 1).
         confidence: in (0, 1).
         test: which p-value.
-        hypotheses: among how many thresholds the error is shared out: all of them under Bonferroni, else 1.
 
     Raises:
         ConfigError: a risk or confidence out of bounds, or so small an error that it takes more items than a float
-            counts; an unknown test, no hypotheses.
+            counts; an unknown test.
 
     Example:
         >>> [items_needed(risk=0.1, confidence=0.9, test=test) for test in TESTS]
-        [116, 22, 22]
+        [22, 22]
     """
     level = level_of(risk, confidence)
     if test not in TESTS:
         raise ConfigError(f"test must be one of {', '.join(TESTS)}, got {test!r}")
-    if hypotheses < 1:
-        raise ConfigError(f"hypotheses must be 1 or more, got {hypotheses}")
-    level /= hypotheses
-    rate = 2 * risk**2 if test == "hoeffding" else -math.log1p(-risk)
+    rate = -math.log1p(-risk)
     if rate == 0 or -math.log(level) / rate > _MOST_ITEMS:
         raise ConfigError(
             f"risk={risk!r} at confidence={confidence!r} takes more than {_MOST_ITEMS:,} items: no data certify it; "

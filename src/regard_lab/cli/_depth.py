@@ -23,6 +23,8 @@ _APART = (
     "do not go together: a datastore is searched by what the last block makes of a token, and a token that leaves "
     "early never comes to it; leave one out"
 )
+COLOURS = ("#5e81f4", "#3bb3c3", "#4caf50", "#e0a000", "#e4572e")
+"""from the fewest blocks to all of them"""
 
 
 def require_as_measured(exits: str | None, *, weights: str | None, cache: str | None, datastore: str | None) -> None:

@@ -71,13 +71,13 @@ def finish(results: Mapping[str, Any], options: Any, page: ModuleType | None = N
     """Write results.json, and the page of a module of `regard_lab.report`, into --out; with --json, print the
     results."""
     if options.out is not None:
-        from regard.files.folders import write_json
+        from regard.files.folders import write_json, write_text
 
         path = Path(options.out, "results.json")
         write_json(path, results)
         if page is not None:
             path = path.with_name(f"{page.__name__.rpartition('.')[2]}.html")
-            page.write(results, path)
+            write_text(path, page.render(results))
         console(machine=options.json).print(f"Every number: {path}", markup=False)
     if options.json:
         emit(results)

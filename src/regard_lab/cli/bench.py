@@ -1,6 +1,6 @@
 """Time mechanisms over length, paired with exact attention in one run.
 
-Forward, forward + backward, and decoding; CPU, float32, under fixed allocation and under the default one.
+Forward, forward + backward, and decoding; CPU, float32, under fixed memory allocation.
 """
 
 from collections.abc import Sequence
@@ -37,8 +37,6 @@ class Options:
     seconds: float = 60.0
     """for each pass, start no longer length after this; the shortest is always timed"""
     threads: Threads = field(default_factory=default_threads)
-    counted: bool = False
-    """count operations and elements too (no clock, any machine gives the same)"""
     json: Json = False
 
 
@@ -48,7 +46,7 @@ def parse(words: Sequence[str]) -> Options:
 
 
 def run(options: Options) -> int:
-    """Time under fixed allocation, the default figures beside them."""
+    """Time and show."""
     from regard_lab.benchmark import sweep
     from regard_lab.benchmark.config import MARK
     from regard_lab.report.summary import marked
@@ -68,27 +66,14 @@ def run(options: Options) -> int:
     )
     for spec in config.specs:
         config.build(spec)
-    fixed = sweep.sweep(config, fixed_allocation=True)
-    default = {(r.spec, r.length, r.kind): r for r in sweep.sweep(config, fixed_allocation=False)}
-    counted = sweep.count(config) if options.counted else {}
+    rows = sweep.sweep(config)
     if options.json:
-        rows = [
-            {
-                **asdict(r),
-                "default_seconds": default[r.spec, r.length, r.kind].seconds,
-                "default_untrusted": default[r.spec, r.length, r.kind].untrusted,
-            }
-            for r in fixed
-            if (r.spec, r.length, r.kind) in default
-        ]
-        emit({"plan": asdict(config), "rows": rows, "counted": [asdict(one) for one in counted.values()]})
+        emit({"plan": asdict(config), "rows": [asdict(row) for row in rows]})
         return 0
-    exact = {(r.length, r.kind): r for r in fixed if r.spec == sweep.SDPA}
+    exact = {(row.length, row.kind): row for row in rows if row.spec == sweep.SDPA}
     lines = []
-    for row in fixed:
+    for row in rows:
         against = exact.get((row.length, row.kind))
-        slow = default.get((row.spec, row.length, row.kind))
-        cost = counted.get((row.spec, row.length, row.kind))
         lines.append(
             (
                 row.spec,
@@ -96,23 +81,20 @@ def run(options: Options) -> int:
                 f"{row.length:,}",
                 marked(f"{row.seconds * 1e3:.3f}", row.untrusted),
                 f"{row.low * 1e3:.3f} to {row.high * 1e3:.3f}",
-                marked(f"{slow.seconds * 1e3:.3f}", slow.untrusted) if slow else "",
                 f"{against.seconds / row.seconds:.2f}" if against and not (against.untrusted or row.untrusted) else "",
                 f"{row.state_bytes:,}" if row.state_bytes is not None else "",
-                *((f"{cost.operations:.3g}", f"{cost.elements:.3g}") if cost else ("", "") if options.counted else ()),
             )
         )
-    heads = ("mechanism", "pass", "tokens", "ms", "interval", "ms, default allocation", "times SDPA", "state bytes")
     screen = console()
-    screen.print(table(*heads, *(("operations", "elements") if options.counted else ()), rows=lines))
+    screen.print(table("mechanism", "pass", "tokens", "ms", "interval", "times SDPA", "state bytes", rows=lines))
     screen.print(
         f"(1, {config.heads}, tokens, {config.key_dim}), float32, {config.threads} threads; medians of turns in one "
-        "process under fixed allocation, with 95 % intervals; default allocation beside them. Decoding: one token.",
+        "process under fixed allocation, with 95 % intervals. Decoding: one token.",
         markup=False,
     )
-    if doubts := [row.untrusted for row in (*fixed, *default.values()) if row.untrusted]:
+    if doubts := [row.untrusted for row in rows if row.untrusted]:
         screen.print(
-            f"{len(doubts)} of {len(fixed) + len(default)} figures, marked {MARK}, cannot be trusted: {doubts[0]}. "
+            f"{len(doubts)} of {len(rows)} figures, marked {MARK}, cannot be trusted: {doubts[0]}. "
             "Time again on a quiet machine.",
             markup=False,
         )

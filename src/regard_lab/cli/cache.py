@@ -114,7 +114,6 @@ def _measure(options: Options) -> int:
     results = cache.measure(model, config, text, encode, tell=tell)
     results["model"] = options.model
     screen.print(table(*page.columns(), rows=page.rows(results)))
-    screen.print(table(*page.ROUNDING_COLUMNS, rows=page.rounding_rows(results)))
     for line in page.notes(results):
         screen.print(line, markup=False)
     finish(results, options, page)

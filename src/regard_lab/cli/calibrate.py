@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from regard_lab.tasks.config import TextConfig
 
 
-SAMPLES = 4
-"""passages of which is kept how many blocks each token took, for reports"""
-
-
 @dataclass(frozen=True)
 class Options:
     """The decoder, what may be lost, and the passages that tell."""
@@ -47,11 +43,8 @@ class Options:
     heads: Literal["own", "light"] | None = None
     """exits behind every block of a decoder that has none: own reads its last norm and output layer there, light
     first fits a small head to each block. None: those that a run was trained with; own for published weights"""
-    test: Literal["hoeffding_bentkus", "binomial", "hoeffding"] = "hoeffding_bentkus"
+    test: Literal["hoeffding_bentkus", "binomial"] = "hoeffding_bentkus"
     """p-values; binomial is exact, for a loss of 0 or 1 (last)"""
-    search: Literal["fixed_sequence", "bonferroni"] = "fixed_sequence"
-    """fixed_sequence tests from the safest threshold on until one fails; bonferroni tests each at a share of the
-    error"""
     thresholds: tuple[float, ...] = ()
     """those that are tested, chosen before the losses are seen; none: a grid for the confidence of the exits"""
     passages: int = 400
@@ -98,7 +91,6 @@ def _calibrate(options: Options) -> int:
     import torch
 
     from regard.models.depth.fixed import Fixed
-    from regard.models.generate import evaluation
     from regard_lab.benchmark import exits as measuring
     from regard_lab.calibration import calibrate
     from regard_lab.networks import exits
@@ -106,7 +98,7 @@ def _calibrate(options: Options) -> int:
     from regard_lab.training.exit_heads import fit_light_heads, passages_needed, require_leavable
 
     asked = {"risk": options.risk, "confidence": options.confidence, "test": options.test}
-    measuring.require_items(options.passages, **asked)
+    least = measuring.require_items(options.passages, **asked)
     model, reader, text, split, seen = _loaded(options)
     target = _target(options)
     plain = isinstance(model.depth, Fixed) and not _is_run(options)
@@ -121,8 +113,6 @@ def _calibrate(options: Options) -> int:
     elif heads == "own":
         exits.put(model, exits.own_exits(model))
     grid = options.thresholds or _grid(model, heads)
-    hypotheses = 1 if options.search == "fixed_sequence" else len(grid)
-    least = measuring.require_items(options.passages, **asked, hypotheses=hypotheses)
     documents = _documents(text, split, reader)
     longest = max(len(document.ids) for document in documents)
     if options.length >= longest:
@@ -135,16 +125,13 @@ def _calibrate(options: Options) -> int:
     if heads == "light":
         exits.put(model, fit_light_heads(model, torch.from_numpy(fitting[:, :-1]), tell=tell))
     measured = measuring.measure(model, items, grid, loss=options.loss, batch_size=options.batch_size, tell=tell)
-    chosen = calibrate(measured.losses, grid, search=options.search, **asked)
+    chosen = calibrate(measured.losses, grid, **asked)
     part = f"the {split} part of {text.corpus}" if split else text.corpus
     promise = chosen.promise(
         measuring.LOSSES[options.loss],
         items="passages",
         alike=f"passages of {options.length} tokens drawn like these from {part}",
     )
-    with evaluation(model), measuring.leaving_at(model, 1.0 if chosen.threshold is None else chosen.threshold):
-        steps = exits.shown(model, torch.from_numpy(items[:SAMPLES, :-1]))
-    sample = [_pieces(reader, row, taken) for row, taken in zip(items[:SAMPLES], steps, strict=True)]
     origin = {
         "model": before,
         "text": part,
@@ -154,7 +141,6 @@ def _calibrate(options: Options) -> int:
         "seed": options.seed,
         "found": len(found),
         "fitted": fitted,
-        "sample": sample,
     }
     calibration = exits.document(chosen, measured, heads=heads, loss=options.loss, promise=promise, origin=origin)
     rows = [
@@ -260,9 +246,3 @@ def _grid(model: "LanguageModel", heads: "HeadsKind") -> tuple[float, ...]:
         return THRESHOLDS
     grid = COSINES if getattr(exits_of(model), "confidence", None) == "saturation" else THRESHOLDS
     return (*grid, *LOWER) if heads == "trained" else grid
-
-
-def _pieces(reader: "Reader", ids: Any, steps: "Sequence[int]") -> list[tuple[str, int]]:
-    """The text of every token of a passage but the first, and the blocks after which it was said."""
-    stream = reader.stream([int(ids[0])])
-    return [(stream.feed([int(token)]), taken) for token, taken in zip(ids[1:], steps, strict=True)]

@@ -39,10 +39,6 @@ class Options:
     """of a run: validation examples that are measured, evenly spaced; 0: all; None: 32"""
     threshold: float | None = None
     """of a run: of its exits, instead of the calibrated one, or of that which it was trained with"""
-    prompt: str | None = None
-    """of a run: what is continued and coloured; None: the beginning of its first validation example"""
-    max_new_tokens: int | None = None
-    """of a run: longest continuation; None: 200"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """of a run: auto: cuda, else mps, else cpu"""
     threads: int = field(default_factory=default_threads)
@@ -53,7 +49,7 @@ class Options:
     """of a run: machine output on stdout, every number of the report"""
 
 
-_OF_RUNS = ("beside", "limit", "threshold", "prompt", "max_new_tokens", "json")
+_OF_RUNS = ("beside", "limit", "threshold", "json")
 
 
 def run(options: Options) -> int:
@@ -61,12 +57,11 @@ def run(options: Options) -> int:
     if is_run(options.folder):
         if options.language != "en":
             raise ConfigError(f"{options.folder} is a run, whose report is in English; leave --language out")
-        longest = 200 if options.max_new_tokens is None else options.max_new_tokens
-        require_positive({"threads": options.threads, "max_new_tokens": longest})
+        require_positive({"threads": options.threads})
         if options.limit is not None and options.limit < 0:
             raise ConfigError(f"--limit must be at least 0 (all), got {options.limit}")
         with cpu_threads(options.threads):
-            return _run(options, longest)
+            return _run(options)
     for name in _OF_RUNS:
         if getattr(options, name) not in (None, (), False):
             raise ConfigError(
@@ -98,7 +93,8 @@ def _comparison(options: Options) -> int:
     return 0
 
 
-def _run(options: Options, longest: int) -> int:
+def _run(options: Options) -> int:
+    from regard.files.folders import write_text
     from regard_lab.report import run as report
 
     screen = console(machine=options.json)
@@ -108,13 +104,11 @@ def _run(options: Options, longest: int) -> int:
         [options.folder, *options.beside],
         limit=32 if options.limit is None else options.limit,
         threshold=options.threshold,
-        prompt=options.prompt,
-        max_new_tokens=longest,
         device=options.device,
         trust=options.trust,
         tell=tell,
     )
-    report.write(results, Path(target))
+    write_text(Path(target), report.render(results))
     screen.print(table(*report.columns(results), rows=report.rows(results)))
     for line in report.notes(results):
         screen.print(line, markup=False)

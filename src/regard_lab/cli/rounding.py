@@ -1,7 +1,7 @@
 """Measure what mechanisms lose over the length when their states are kept in fewer bits.
 
 States are rounded to bfloat16, float16 or int8 (a scale for each vector) after every token, or, where they are lists of
-slots, after every 16. Without names, every causal mechanism that keeps a state. `regard cache` does it to a model.
+slots, after every 16. Without names, every causal mechanism that keeps a state.
 """
 
 from collections.abc import Sequence

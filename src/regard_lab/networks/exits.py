@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import safetensors.torch
-import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -179,11 +178,3 @@ def shares(calibration: Mapping[str, Any], text: TextConfig, split: str | None) 
     cut = all(here[name] == kept[name] for name in here if name not in ("fingerprint", "split"))
     apart = cut and None not in (split, kept["split"]) and split != kept["split"]
     return here["fingerprint"] == kept["fingerprint"] and not apart
-
-
-@torch.no_grad()
-def shown(model: LanguageModel, tokens: Tensor) -> list[list[int]]:
-    """For each passage (items, length), how many blocks each token took before the next one was said."""
-    steps = model.hidden(tokens.to(model.table.weight.device)).steps
-    assert steps is not None
-    return steps.tolist()

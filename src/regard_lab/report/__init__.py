@@ -34,7 +34,7 @@ def compare(
 
     Args:
         specs: mechanisms, `a / b` alternating by layer; None: those of `config`.
-        task: lm, mlm, classify, recall or graph; None: that of `config`, else what all specifications can do.
+        task: lm, mlm, classify or recall; None: that of `config`, else what all specifications can do.
         out: folder; one that holds the same comparison, unfinished, is continued.
         config: everything else; None: the defaults.
         budget: time for everything, such as "5m"; None: that of `config`.

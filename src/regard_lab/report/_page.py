@@ -1,12 +1,13 @@
 """How every page is made: from a template that escapes what it shows, with the drawing library inside."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jinja2
 import plotly.graph_objects as go
 import plotly.offline
 
 from regard_lab.benchmark.language import Language
+from regard_lab.report.figure import Chart
 
 
 def render(template: str, values: Mapping[str, object], language: Language = "en") -> str:
@@ -23,6 +24,20 @@ def render(template: str, values: Mapping[str, object], language: Language = "en
     return environment.get_template(template).render(
         **values, lang={"en": "en", "zh": "zh-CN"}[language], plotly=plotly.offline.get_plotlyjs()
     )
+
+
+def measured(title: str, notes: Sequence[str], charts: Sequence[Chart], results: Mapping[str, object]) -> str:
+    """The page of one measurement: notes, charts with their numbers, and everything as recorded."""
+    shown = {"title": title, "notes": notes, "charts": sections(charts), "results": results}
+    return render("measured.html", shown)
+
+
+def sections(charts: Sequence[Chart]) -> list[dict[str, object]]:
+    """Charts as `charts.html` takes them."""
+    return [
+        {**vars(chart), "legend": chart.keys, "json": None if chart.figure is None else script(chart.figure)}
+        for chart in charts
+    ]
 
 
 def script(figure: go.Figure) -> str:

@@ -1,14 +1,12 @@
 """Approximations against exact attention as text, and as one self-contained HTML file that opens offline."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 
-from regard.files.folders import write_text
-from regard_lab.report import _page, attention_map
-from regard_lab.report.figure import COLOURS, DASHES
+from regard_lab.report import _page
+from regard_lab.report.figure import BASELINE, DASHES, Chart, Key, colour, empty, escaped
 
 Results = Mapping[str, Any]
 COLUMNS = (
@@ -18,7 +16,14 @@ NOTE = (
     "Relative to the norm of exact attention: error^2 = bias^2 + deviation^2, of outputs, then of attention matrices. "
     "± is a standard error over redraws. '< x': no bias was seen, and one of x would have been, four times in five. "
     "Equal weights: the error of the plain mean of the visible values; what is not below it estimates nothing. "
-    "Keys: over how many a row of the estimate spreads."
+    "Keys: over how many a row of the estimate spreads. Primes: divided by dim^(1/4), so that a logit is q' . k'. In "
+    "float64: what is seen is the approximation, not rounding."
+)
+
+
+CAPTION = (
+    "Open triangles: no bias was seen; one of this size would have been, four times in five. Mechanisms without a knob "
+    "are level lines."
 )
 
 
@@ -85,25 +90,35 @@ def notes(results: Results) -> list[str]:
     ]
 
 
-def figures(results: Results) -> list[dict[str, str]]:
-    """Error and bias of the outputs against the knob, for each source of vectors."""
+def charts(results: Results) -> list[Chart]:
+    """Error and bias of the outputs against the knob, for each source of vectors; then every number, by case."""
     drawn = []
     for source in dict.fromkeys((case["source"], case["causal"], case["length"]) for case in results["cases"]):
         named = f"{source[0]}, {'causal' if source[1] else 'bidirectional'}, {source[2]:,} tokens"
         for part, title in (("error", "Error"), ("bias", "Bias")):
-            drawn.append(
-                {
-                    "name": f"{part}-{len(drawn)}",
-                    "title": f"{title} of the output against the knob: {named}",
-                    "json": _page.script(_figure(results, source, part)),
-                }
-            )
+            figure, keys = _figure(results, source, part)
+            name, whole = f"{part}-{len(drawn)}", f"{title} of the output against the knob: {named}"
+            drawn.append(Chart(name, whole, CAPTION, figure, (), [], keys))
+    for at, case in enumerate(results["cases"]):
+        drawn.append(Chart(f"case-{at}", headline(case), "", None, COLUMNS, rows(results, at)))
     return drawn
 
 
-def _figure(results: Results, source: tuple[str, bool, int], part: str) -> go.Figure:
+def _figure(results: Results, source: tuple[str, bool, int], part: str) -> tuple[go.Figure, list[Key]]:
     """One line for every mechanism on every case of a source; where no bias was seen, the smallest that would be."""
-    figure = go.Figure()
+    figure = empty(
+        {"title": {"text": "knob"}, "type": "log"},
+        {"title": {"text": f"relative {part} of the output"}, "type": "log"},
+        height=420,
+    )
+    keys: list[Key] = []
+
+    def draw(name: str, x: list[Any], y: list[float], hue: str, dash: int, symbols: list[str] | None = None) -> None:
+        mode = "lines" if symbols is None else "lines+markers"
+        line = {"color": hue, "dash": DASHES[dash % len(DASHES)], "width": 1 if symbols is None else 2}
+        figure.add_scatter(x=x, y=y, name=escaped(name), meta=name, line=line, marker={"symbol": symbols}, mode=mode)
+        keys.append(Key(name, hue, ("─", "╌", "┈", "┄")[dash % len(DASHES)]))
+
     specs = list(dict.fromkeys(row["spec"] for row in results["rows"]))
     cases = [
         at for at, case in enumerate(results["cases"]) if (case["source"], case["causal"], case["length"]) == source
@@ -112,81 +127,30 @@ def _figure(results: Results, source: tuple[str, bool, int], part: str) -> go.Fi
     ends = [min(values), max(values)]
     for dash, at in enumerate(cases if part == "error" else ()):
         equal = results["cases"][at]["equal_output_error"]
-        line = {"color": "#9aa3ae", "dash": DASHES[dash % len(DASHES)], "width": 1}
-        named = f"equal weights, {results['cases'][at]['label']}"
-        figure.add_scatter(x=ends, y=[equal, equal], name=named, line=line, mode="lines")
+        draw(f"equal weights, {results['cases'][at]['label']}", ends, [equal, equal], BASELINE, dash)
     for spec in specs:
         for dash, at in enumerate(cases):
-            measured = [row for row in results["rows"] if (row["spec"], row["case"]) == (spec, at)]
             points = [
-                (row["value"], row["redraws"], row["output"]) for row in measured if row["output"][part] is not None
+                (row["value"], row["output"])
+                for row in results["rows"]
+                if (row["spec"], row["case"]) == (spec, at) and row["output"][part] is not None
             ]
             if not points:
                 continue
-            seen = [part != "bias" or output["biased"] for _, _, output in points]
+            seen = [part != "bias" or output["biased"] for _, output in points]
             y = [
                 max(output[part] if visible else output["smallest_bias"], 0.0) ** 0.5
-                for (_, _, output), visible in zip(points, seen, strict=True)
+                for (_, output), visible in zip(points, seen, strict=True)
             ]
-            x = [value for value, _, _ in points]
+            x = [value for value, _ in points]
             symbols = ["circle" if visible else "triangle-down-open" for visible in seen]
             if None in x:
                 x, y, symbols = ends, y[:1] * 2, symbols[:1] * 2
-            figure.add_scatter(
-                x=x,
-                y=y,
-                name=f"{spec}, {results['cases'][at]['label']}",
-                line={"color": COLOURS[specs.index(spec) % len(COLOURS)], "dash": DASHES[dash % len(DASHES)]},
-                marker={"symbol": symbols},
-                mode="lines+markers",
-            )
-    figure.update_layout(
-        template="plotly_white",
-        margin={"l": 70, "r": 20, "t": 20, "b": 55},
-        height=420,
-        xaxis={"title": {"text": "knob"}, "type": "log"},
-        yaxis={"title": {"text": f"relative {part} of the output"}, "type": "log"},
-        legend={"orientation": "h", "y": -0.22},
-        showlegend=True,
-    )
-    return figure
+            draw(f"{spec}, {results['cases'][at]['label']}", x, y, colour(specs.index(spec)), dash, symbols)
+    return figure, keys
 
 
 def render(results: Results) -> str:
-    """The page: facts and numbers of every case, charts, pictures of one head."""
-    cases = [{"headline": headline(case), "rows": rows(results, at)} for at, case in enumerate(results["cases"])]
-    pictures = [
-        {
-            "title": f"{one['spec']}{_at(one)} on {results['cases'][one['case']]['source']}, "
-            f"{results['cases'][one['case']]['label']}, "
-            f"{'causal' if results['cases'][one['case']]['causal'] else 'bidirectional'}",
-            "images": [
-                (name, attention_map.data_uri(one[name], relative_to=one["exact"]))
-                for name in ("exact", "estimate", "difference")
-            ],
-        }
-        for one in results["pictures"]
-    ]
-    shown = {
-        "results": {name: value for name, value in results.items() if name != "pictures"},
-        "cases": cases,
-        "columns": COLUMNS,
-        "note": NOTE,
-        "notes": notes(results),
-        "figures": figures(results),
-        "pictures": pictures,
-    }
-    return _page.render("accuracy.html", shown)
-
-
-def _at(picture: Results) -> str:
-    return "" if picture["value"] is None else f", {picture['knob']}={picture['value']}"
-
-
-def write(results: Results, path: Path) -> None:
-    """Write the page.
-
-    Raises:
-        ResourceError: it cannot be written.
-    """
-    write_text(path, render(results))
+    """The page: charts, and the numbers of every case."""
+    title = "Approximations against exact attention"
+    return _page.measured(title, [NOTE, *notes(results)], charts(results), results)

@@ -1,15 +1,10 @@
 """Losses under cache policies against the bytes that they keep, as text, and as one self-contained HTML file."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
-
-from regard.files.folders import write_text
 from regard_lab.report import _page
-from regard_lab.report.figure import BASELINE, COLOURS
+from regard_lab.report.figure import UPRIGHT, Chart, colour, empty, key, symbol
 
 Results = Mapping[str, Any]
 KINDS = {
@@ -39,14 +34,6 @@ def rows(results: Results) -> list[tuple[str, ...]]:
     return shown
 
 
-def rounding_rows(results: Results) -> list[tuple[str, ...]]:
-    """Every rounding: nats per token in each quarter of the text."""
-    return [(one["rounding"], *(f"{nats:.4f}" for nats in one["nats"])) for one in results["rounded"]]
-
-
-ROUNDING_COLUMNS = ("state rounded to", "first quarter", "second", "third", "last quarter of the text, nats")
-
-
 def notes(results: Results) -> list[str]:
     """What was measured, and whether the key says anything."""
     config, full = results["config"], results["rows"][0]
@@ -67,68 +54,33 @@ def notes(results: Results) -> list[str]:
     return lines
 
 
-def figure(results: Results) -> go.Figure:
-    """Loss over bytes: text, and the key known and unknown; a colour for each policy, a line for none."""
-    drawn = make_subplots(rows=1, cols=len(KINDS), subplot_titles=list(KINDS.values()))
+def charts(results: Results) -> list[Chart]:
+    """Loss over bytes: text, and the key known and unknown; a colour for each policy, a dotted line for none."""
     named = list(dict.fromkeys(row["policy"] for row in results["rows"]))
-    for at, kind in enumerate(KINDS, 1):
-        level = results["rows"][0][f"{kind}_nats"]
-        drawn.add_shape(
-            type="line",
-            x0=0,
-            x1=1,
-            xref="x domain",
-            y0=level,
-            y1=level,
-            line={"dash": "dot", "color": BASELINE},
-            row=1,
-            col=at,
-        )
-        for number, policy in enumerate(named):
-            points = sorted(
-                (row for row in results["rows"] if row["policy"] == policy), key=lambda row: row["state_bytes"]
-            )
+    found = []
+    for kind, loss in KINDS.items():
+        drawn = empty({"type": "log", "title": {"text": "bytes kept"}}, {"title": {"text": loss}}, height=520)
+        drawn.add_hline(y=results["rows"][0][f"{kind}_nats"], line=UPRIGHT)
+        for at, policy in enumerate(named):
+            points = [row for row in results["rows"] if row["policy"] == policy]
+            points.sort(key=lambda row: row["state_bytes"])
             drawn.add_scatter(
                 x=[row["state_bytes"] for row in points],
                 y=[row[f"{kind}_nats"] for row in points],
                 text=[row["spec"] or "no policy" for row in points],
                 hovertemplate="%{text}<br>%{x:,} bytes<br>%{y:.3f} nats<extra></extra>",
                 name=policy,
-                legendgroup=policy,
-                showlegend=at == 1,
+                meta=policy,
                 mode="lines+markers",
-                line={"color": BASELINE if policy == "none" else COLOURS[number % len(COLOURS)]},
-                row=1,
-                col=at,
+                line={"color": colour(at)},
+                marker={"symbol": symbol(at)},
             )
-    drawn.update_xaxes(type="log", title={"text": "bytes kept"})
-    drawn.update_layout(
-        template="plotly_white",
-        margin={"l": 60, "r": 20, "t": 50, "b": 60},
-        height=520,
-        legend={"orientation": "h", "y": -0.2},
-    )
-    return drawn
+        keys = [key(policy, at) for at, policy in enumerate(named)]
+        found.append(Chart(kind, f"Loss over bytes: {loss}", "Dotted: no policy.", drawn, (), [], keys))
+    found.append(Chart("policies", "Every policy and budget", "", None, columns(), rows(results)))
+    return found
 
 
 def render(results: Results) -> str:
     """The page."""
-    shown = {
-        "results": results,
-        "columns": columns(),
-        "rows": rows(results),
-        "rounding_columns": ROUNDING_COLUMNS,
-        "rounding_rows": rounding_rows(results),
-        "notes": notes(results),
-        "figure": _page.script(figure(results)),
-    }
-    return _page.render("cache.html", shown)
-
-
-def write(results: Results, path: Path) -> None:
-    """Write the page.
-
-    Raises:
-        ResourceError: it cannot be written.
-    """
-    write_text(path, render(results))
+    return _page.measured("Loss under cache policies against the bytes kept", notes(results), charts(results), results)

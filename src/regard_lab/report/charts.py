@@ -1,6 +1,6 @@
 """Charts of a comparison as interactive figures, each with the table of the numbers that it shows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from regard_lab.benchmark.advice import tests_name
@@ -18,7 +18,6 @@ from regard_lab.report.figure import (
     colour,
     empty,
     escaped,
-    faint,
     key,
     lines,
     symbol,
@@ -35,7 +34,7 @@ def charts(results: Results, say: Words | None = None) -> list[Chart]:
     first = measures[0]
     drawn = [differences(results, measure, say) for measure in measures if results["differences"][measure.name]["rows"]]
     drawn.append(quality_against_speed(results, first, say))
-    drawn += loss_curves(results, first, say)
+    drawn.append(loss_curves(results, first, say))
     drawn += [accuracy(results, measure, say) for measure in measures if measure.metric == "accuracy"]
     drawn += [timings.cost(results, kind, say) for kind in ("both", "forward")]
     if first.causal:
@@ -131,8 +130,8 @@ def quality_against_speed(results: Results, measure: Measure, say: Words) -> Cha
     return Chart("quality", title, caption, figure, tuple(map(say, heads)), rows, keys)
 
 
-def loss_curves(results: Results, measure: Measure, say: Words) -> list[Chart]:
-    """The losses while training, and beside them how much each is above that of exact attention."""
+def loss_curves(results: Results, measure: Measure, say: Words) -> Chart:
+    """The losses while training."""
     unit = "example" if measure.name == "classification" else "token"
     across, bits = say(f"training {unit}s"), say(f"bits per {unit}")
     figure = empty({"title": {"text": across}, "nticks": 5, "tickangle": 0}, {"title": {"text": bits}})
@@ -150,59 +149,7 @@ def loss_curves(results: Results, measure: Measure, say: Words) -> list[Chart]:
         subject=say(measure.subject),
     )
     heads = ("specification", "seed", f"{unit}s", f"bits per {unit}")
-    drawn = [Chart("loss", say("Loss curves"), caption, figure, tuple(map(say, heads)), rows, keys)]
-    if len(results["entries"]) > 1:
-        drawn.append(_loss_differences(results, measure, across, unit, say))
-    return drawn
-
-
-def _loss_differences(results: Results, measure: Measure, across: str, unit: str, say: Words) -> Chart:
-    """Loss less that of softmax (of the first, where there is none), on the same batches: means and spans of seeds."""
-    entries = results["entries"]
-    curves = {entry["spec"]: entry[measure.name]["curves"] for entry in entries}
-    against = "softmax" if "softmax" in curves else entries[0]["spec"]
-    figure = empty(
-        {"title": {"text": across}, "nticks": 5, "tickangle": 0},
-        {"title": {"text": say("bits above {spec}", spec=escaped(against))}, "zeroline": True},
-    )
-    rows, keys, late = [], [], [0.0]
-    for at, entry in enumerate(entries):
-        if entry["spec"] == against:
-            continue
-        x, gaps = _gaps(curves[entry["spec"]], curves[against])
-        mean = [sum(gap) / len(gap) for gap in gaps]
-        low, high = [min(gap) for gap in gaps], [max(gap) for gap in gaps]
-        hue, name = colour(at), escaped(entry["spec"])
-        if entries[0][measure.name]["curves"][1:]:
-            band = {"fill": "toself", "line": {"width": 0}, "fillcolor": faint(hue), "hoverinfo": "skip"}
-            figure.add_scatter(
-                x=[*x, *x[::-1]], y=[*high, *low[::-1]], name=name, meta=entry["spec"], mode="lines", **band
-            )
-        figure.add_scatter(x=x, y=mean, name=name, meta=entry["spec"], line={"color": hue, "width": 2}, mode="lines")
-        rows += [
-            (entry["spec"], f"{a:,}", f"{b:+.4f}", between((c, d), "+.4f", say))
-            for a, b, c, d in zip(x, mean, low, high, strict=True)
-        ]
-        late += [*low[len(x) // 4 :], *high[len(x) // 4 :]]
-        keys.append(key(entry["spec"], at))
-    pad = 0.05 * (max(late) - min(late) or 1.0)
-    figure.update_yaxes(range=[min(late) - pad, max(late) + pad])
-    caption = say(
-        "Each curve less that of {spec} of the same seed, on the same batches: the mean over seeds, in a band from the "
-        "least to the most. The scale is that of the last three quarters.",
-        spec=against,
-    )
-    heads = ("specification", f"{unit}s", f"bits per {unit} above", "least to most")
-    title = say("Loss differences")
-    return Chart("loss-difference", title, caption, figure, tuple(map(say, heads)), rows, keys, beside=True)
-
-
-def _gaps(own: Sequence[Any], other: Sequence[Any]) -> tuple[list[int], list[list[float]]]:
-    """Tokens, and for each the differences of all seeds in bits, where both have a point."""
-    losses = [[dict(map(tuple, curve)) for curve in curves] for curves in (own, other)]
-    shared = sorted(set.intersection(*(set(curve) for curves in losses for curve in curves)))
-    pairs = list(zip(*losses, strict=True))
-    return shared, [[(a[tokens] - b[tokens]) / LN2 for a, b in pairs] for tokens in shared]
+    return Chart("loss", say("Loss curves"), caption, figure, tuple(map(say, heads)), rows, keys)
 
 
 def accuracy(results: Results, measure: Measure, say: Words) -> Chart:

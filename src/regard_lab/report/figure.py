@@ -38,20 +38,18 @@ class Chart:
     Attributes:
         name: of the element that it is drawn into.
         title, caption: in words.
-        figure: without a legend, which the page draws below it.
-        columns, rows: every number in it.
+        figure: without a legend, which the page draws below it; None: only the table is shown.
+        columns, rows: every number in it; no rows: no table.
         keys: the legend.
-        beside: it belongs beside the chart before it.
     """
 
     name: str
     title: str
     caption: str
-    figure: go.Figure
+    figure: Any
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
     keys: list[Key] = field(default_factory=list)
-    beside: bool = False
 
 
 def empty(x: Mapping[str, Any], y: Mapping[str, Any], *, height: int = 380) -> go.Figure:

@@ -6,39 +6,15 @@ from typing import Any
 
 from regard.files.folders import write_text
 from regard_lab.benchmark.language import Language, Words
-from regard_lab.report import _page, attention_map
+from regard_lab.report import _page
 from regard_lab.report.charts import charts
 from regard_lab.report.summary import needs, notes, recommendation, steps, subject, table, tie_note
 
 
 def render(results: Mapping[str, Any], language: Language = "en") -> str:
-    """The page: recommendation, advice by need, summary, charts with their data, pictures of attention, how to
-    reproduce.
-    """
+    """The page: recommendation, advice by need, summary, charts with their data, how to reproduce."""
     say = Words(language)
     columns, rows = table(results, say)
-    drawn = [
-        {
-            "name": chart.name,
-            "title": chart.title,
-            "caption": chart.caption,
-            "columns": chart.columns,
-            "rows": chart.rows,
-            "legend": chart.keys,
-            "beside": chart.beside,
-            "json": _page.script(chart.figure),
-        }
-        for chart in charts(results, say)
-    ]
-    pictures = [
-        {
-            "name": _named(entry, picture["layer"], say),
-            "uri": attention_map.data_uri(picture["matrix"]),
-            **attention_map.describe(picture["matrix"]),
-        }
-        for entry in results["entries"]
-        for picture in entry["pictures"]
-    ]
     short, why = recommendation(results, say)
     shown = {
         "say": say,
@@ -51,17 +27,9 @@ def render(results: Mapping[str, Any], language: Language = "en") -> str:
         "notes": [tie_note(results, say), *notes(results, say)],
         "subject": subject(results, say),
         "steps": steps(results, say),
-        "charts": drawn,
-        "pictures": pictures,
+        "charts": _page.sections(charts(results, say)),
     }
     return _page.render("report.html", shown, language)
-
-
-def _named(entry: Mapping[str, Any], layer: int, say: Words) -> str:
-    """A layer, and its mechanism where layers differ."""
-    mechanism = entry["layers"][layer]
-    named = say("{spec}, layer {layer}", spec=entry["spec"], layer=layer)
-    return named + ("" if mechanism == entry["spec"] else f" ({mechanism})")
 
 
 def write(results: Mapping[str, Any], path: Path, language: Language = "en") -> None:

@@ -1,15 +1,11 @@
 """Recall of trained models against the bytes that they keep, as text, and as one self-contained HTML file."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import plotly.graph_objects as go
-
-from regard.files.folders import write_text
 from regard_lab.report import _page
-from regard_lab.report.figure import COLOURS
+from regard_lab.report.figure import UPRIGHT, Chart, colour, empty, escaped, key
 
 Results = Mapping[str, Any]
 
@@ -71,54 +67,37 @@ def notes(results: Results) -> list[str]:
     return lines + [f"CONTROL MISSED: {one['title']}: {one['values']}" for one in missed]
 
 
-def figure(results: Results) -> go.Figure:
+def chart(results: Results) -> Chart:
     """Accuracy over bytes, one colour for each number of pairs."""
-    drawn = go.Figure()
+    drawn = empty(
+        {"title": {"text": "bytes of the state"}, "type": "log"},
+        {"title": {"text": "share that is right"}, "range": [0, 1.08]},
+        height=620,
+    )
+    keys = []
     for at, pairs in enumerate(_pairs(results)):
         entries = [one for one in by_mechanism(results) if one["state_bytes"] and one["shares"][pairs]]
+        keys.append(key(f"{pairs} pairs", at))
         drawn.add_scatter(
             x=[one["state_bytes"] for one in entries],
             y=[fmean(one["shares"][pairs]) for one in entries],
-            text=[one["spec"] for one in entries],
+            text=[escaped(one["spec"]) for one in entries],
             hovertemplate="%{text}<br>%{x:,} bytes<br>%{y:.3f}<extra></extra>",
-            name=f"{pairs} pairs",
+            name=keys[at].name,
+            meta=keys[at].name,
             mode="markers+text",
             textposition="top center",
             textfont={"size": 9},
-            marker={"size": 10, "color": COLOURS[at % len(COLOURS)]},
+            marker={"size": 10, "color": colour(at)},
         )
-        drawn.add_hline(y=1 / pairs, line_dash="dot", annotation_text=f"a guess among {pairs}")
-    drawn.update_layout(
-        template="plotly_white",
-        margin={"l": 70, "r": 20, "t": 20, "b": 55},
-        height=620,
-        xaxis={"title": {"text": "bytes of the state"}, "type": "log"},
-        yaxis={"title": {"text": "share that is right"}, "range": [0, 1.08]},
-        legend={"orientation": "h", "y": -0.15},
-        showlegend=True,
-    )
-    return drawn
+        drawn.add_hline(y=1 / pairs, line=UPRIGHT)
+    title, caption = "Accuracy over bytes of the state", "Dotted: a guess among the stored values."
+    return Chart("recall", title, caption, drawn, columns(results), rows(results), keys)
 
 
 def render(results: Results) -> str:
     """The page."""
-    shown = {
-        "results": results,
-        "columns": columns(results),
-        "rows": rows(results),
-        "notes": notes(results),
-        "figure": _page.script(figure(results)),
-    }
-    return _page.render("retrieval.html", shown)
-
-
-def write(results: Results, path: Path) -> None:
-    """Write the page.
-
-    Raises:
-        ResourceError: it cannot be written.
-    """
-    write_text(path, render(results))
+    return _page.measured("Exact recall against the bytes of the state", notes(results), [chart(results)], results)
 
 
 def _pairs(results: Results) -> list[int]:

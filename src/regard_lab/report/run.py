@@ -9,15 +9,14 @@ from torch import nn
 
 from regard import __version__
 from regard.core.errors import ConfigError
-from regard.files.folders import write_text
 from regard.models import LanguageModel
 from regard.models.depth.universal import Universal
-from regard.models.generate import stream
 from regard_lab.benchmark.decisions import Observed, body, most_steps, observe
 from regard_lab.benchmark.depth_costs import leaving_after, token_operations
 from regard_lab.benchmark.exits import COSINES
 from regard_lab.networks import exits
-from regard_lab.report import _page, depth_text
+from regard_lab.report import _page
+from regard_lab.report.figure import Chart
 from regard_lab.report.run_charts import MEASURES, charts, measure_of
 from regard_lab.tasks import build_task
 from regard_lab.tasks.base import Task
@@ -28,8 +27,6 @@ from regard_lab.training.beside import alone
 Results = Mapping[str, Any]
 CURVE = (0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
 """thresholds that are drawn of exits that nobody calibrated"""
-PROMPTED = 16
-"""tokens of the first validation example that are continued where no prompt is given"""
 
 
 def measure(
@@ -37,8 +34,6 @@ def measure(
     *,
     limit: int = 32,
     threshold: float | None = None,
-    prompt: str | None = None,
-    max_new_tokens: int = 200,
     device: str = "auto",
     trust: bool = False,
     tell: Callable[[str], None] = lambda line: None,
@@ -46,19 +41,16 @@ def measure(
     """Measure what runs on the same data decide: exits, ponder steps, spans, and what these cost and lose.
 
     Args:
-        runs: directories; of the first a text is written too. Exits are used as `regard calibrate` left them in the
-            run, else as they were trained.
+        runs: directories. Exits are used as `regard calibrate` left them in the run, else as they were trained.
         limit: validation examples, evenly spaced; 0: all.
         threshold: of the first run's exits, instead.
-        prompt: what is continued; None: the beginning of the first validation example.
-        max_new_tokens: of the continuation.
         device, trust: as `regard.load`.
         tell: called with lines about the progress.
 
     Returns:
-        `version`, `limit`, `tokens` (targets), `texts` (each `title` and `pieces` of text and blocks), and `runs`: of
-        each name, step, parameters, depth, unit, `most`, `operations` and `fixed_operations` by blocks, points `used`,
-        `exits` (by threshold) and `fixed` (by blocks), `spans`, and its `calibration`.
+        `version`, `limit`, `tokens` (targets), and `runs`: of each name, step, parameters, depth, unit, `most`,
+        `operations` and `fixed_operations` by blocks, points `used`, `exits` (by threshold) and `fixed` (by blocks),
+        `spans`, and its `calibration`.
 
     Raises:
         ConfigError: runs of which none decides anything, or on different data; a threshold for what has none.
@@ -86,9 +78,7 @@ def measure(
             "is nothing to show. regard calibrate gives a decoder exits (--heads own or light); regard explore shows "
             "where heads look"
         )
-    texts = _texts(first, task, found[0], prompt, max_new_tokens)
-    tokens = found[0]["tokens"]
-    return {"version": __version__, "limit": limit, "tokens": tokens, "runs": found, "texts": texts}
+    return {"version": __version__, "limit": limit, "tokens": found[0]["tokens"], "runs": found}
 
 
 def names(runs: Sequence[Path]) -> list[str]:
@@ -124,8 +114,7 @@ def _run(
     def point(costs: Sequence[int], **what: object) -> tuple[dict[str, Any], Observed]:
         seen = observe(model, task, limit=limit)
         place = {"taken": seen.taken, **_place(model, seen.taken, costs)}
-        nats = [round(one, 4) for one in seen.nats]
-        return {"threshold": None, "blocks": None, **what, **place, **seen.total.summary(), "nats": nats}, seen
+        return {"threshold": None, "blocks": None, **what, **place, **seen.total.summary()}, seen
 
     tell(f"{run.path}: as it is used")
     level = depth.threshold if asks else None
@@ -174,29 +163,6 @@ def _place(model: nn.Module, taken: Sequence[int], costs: Sequence[int]) -> dict
     return {"depth": of_step * steps, "operations": operations}
 
 
-def _texts(
-    run: TrainedModel, task: Task, found: Mapping[str, Any], prompt: str | None, most_new: int
-) -> list[dict[str, Any]]:
-    """A continuation, and the passages that a calibration kept, with the blocks of every token."""
-    model, tokenizer = run.model, run.tokenizer
-    readable = isinstance(model, LanguageModel) and tokenizer is not None and run.config.task.name == "text"
-    if not readable or not found["used"]["taken"]:
-        if prompt is not None:
-            raise ConfigError(f"{run.path} has no text whose tokens take different depths; leave --prompt out")
-        return []
-    assert isinstance(model, LanguageModel)
-    assert tokenizer is not None
-    if prompt is None:
-        prompt = tokenizer.decode(task.examples("valid")[0].inputs[:PROMPTED]).strip("\0")
-    if model.limit is not None:
-        most_new = max(1, min(most_new, model.limit - len(tokenizer.encode(prompt))))
-    pieces = stream(model, [prompt], max_new_tokens=most_new, stop_tokens=run.stop_tokens, tokenizer=tokenizer)
-    written = [[piece.text, None if piece.layers is None else piece.layers // model.depth.each] for piece in pieces]
-    texts = [{"title": "Written by the model", "prompt": prompt, "pieces": written}]
-    read = found["calibration"]["sample"] if found["calibration"] else []
-    return texts + [{"title": "Passages of the calibration, read", "prompt": "", "pieces": one} for one in read]
-
-
 def rows(results: Results) -> list[tuple[str, ...]]:
     """Of every run, as it is used: what the summary shows."""
     metric = measure_of(results["runs"])
@@ -241,31 +207,6 @@ def notes(results: Results) -> list[str]:
 
 def render(results: Results) -> str:
     """The page."""
-    drawn = [
-        {**{name: getattr(chart, name) for name in ("name", "title", "caption", "columns", "rows", "beside")},
-         "legend": chart.keys, "json": _page.script(chart.figure)}
-        for chart in charts(results["runs"])
-    ]  # fmt: skip
-    most = results["runs"][0]["most"]
-    shown = {
-        "results": results,
-        "columns": columns(results),
-        "rows": rows(results),
-        "notes": notes(results),
-        "charts": drawn,
-        "unit": results["runs"][0]["unit"],
-        "most": most,
-        "colours": depth_text.COLOURS,
-        "shades": depth_text.legend(most) if most else [],
-        "texts": [{**text, "tokens": depth_text.tokens(text["pieces"], most)} for text in results["texts"]],
-    }
-    return _page.render("run.html", shown)
-
-
-def write(results: Results, path: Path) -> None:
-    """Write the page.
-
-    Raises:
-        ResourceError: it cannot be written.
-    """
-    write_text(path, render(results))
+    title = f"How far heads look, and how many {results['runs'][0]['unit']} tokens take"
+    summary = Chart("summary", "Runs, as they are used", "", None, columns(results), rows(results))
+    return _page.measured(title, notes(results), [summary, *charts(results["runs"])], results)

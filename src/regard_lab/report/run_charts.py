@@ -5,7 +5,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from regard_lab.benchmark.depth_costs import Lost, beaten, pareto
+from regard_lab.benchmark.depth_costs import pareto
 from regard_lab.report.figure import BASELINE, SYMBOLS, UPRIGHT, Chart, Key, colour, empty, escaped, faint, symbol
 
 Run = Mapping[str, Any]
@@ -76,8 +76,13 @@ def quality(runs: Sequence[Run], field: str) -> Chart:
     ]
     heads = ("run", "what", "mean blocks", "operations", MEASURES[metric], "right", "Pareto")
     title = "Quality against mean depth" if field == "depth" else "Quality against counted operations"
-    return Chart(f"quality-{field}", title, _said(runs, field), figure, heads, rows, keys,
-                 beside=field == "operations")  # fmt: skip
+    caption = "One training each."
+    if field == "operations":
+        caption = (
+            "Multiply-adds of matrix products, counted twice, of one more token behind half of an example, with what "
+            "decides about its depth; fixed depths have nothing to decide. " + caption
+        )
+    return Chart(f"quality-{field}", title, caption, figure, heads, rows, keys)
 
 
 def _drawn(figure: go.Figure, run: Run, at: int, field: str, metric: str, scale: float) -> list[Key]:
@@ -111,28 +116,6 @@ def _trace(figure: go.Figure, run: Run, some: Sequence[Point], name: str, field:
         hovertemplate="%{text}<br>%{x:.4g}, %{y:.4f}<extra></extra>",
     )
     return figure.data[-1]
-
-
-def _said(runs: Sequence[Run], field: str) -> str:
-    """The caption: what was measured, and which fixed depths are beaten."""
-    lines = []
-    for run in runs:
-        tried = run["exits"] or ([run["used"]] if run["used"]["taken"] else [])
-        fixed = run["fixed"] + [other["used"] for other in runs if not other["used"]["taken"]]
-        if tried and fixed:
-            one, other = ([Lost(point[field], point["nats"]) for point in some] for some in (fixed, tried))
-            count = len(beaten(one, by=other))
-            what = "no more blocks" if field == "depth" else "no more operations"
-            lines.append(f"{run['name']} beats {count} of {len(fixed)} fixed depths: less loss at {what}.")
-    if lines:
-        lines.append("Less: by more than twice the standard error of paired differences over the examples.")
-    if field == "operations":
-        lines.append(
-            "Multiply-adds of matrix products, counted twice, of one more token behind half of an example, with what "
-            "decides about its depth; fixed depths have nothing to decide."
-        )
-    lines.append("One training each.")
-    return " ".join(lines)
 
 
 def taken(run: Run, at: int) -> Chart:

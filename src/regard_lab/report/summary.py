@@ -81,9 +81,6 @@ def _columns(results: Results, say: Words) -> list[Column]:
     columns += [_quality(results, measure, say, with_baselines=measure is first) for measure in measures]
     if first.name == "masked":
         columns.append(_trained(first, say("guessed"), "accuracy", "{:.1%}"))
-    if first.name == "classification":
-        columns.append(_trained(first, say("macro F1"), "macro_f1", "{:.3f}"))
-        columns.append(_trained(first, say("train s"), "train_seconds", "{:,.0f}", doubted=_train_doubted))
     columns.append(_trained(first, say("train tok/s"), "tokens_per_second", "{:,.0f}", doubted=_speed_doubted))
     columns.append(_trained(first, say("peak MiB"), "peak_bytes", "{:,.0f}", unit=2**20))
     if first.causal:
@@ -140,10 +137,6 @@ def _speed_doubted(row: Row) -> bool:
     return bool((row.get("speed") or {}).get("untrusted"))
 
 
-def _train_doubted(row: Row) -> bool:
-    return bool(row.get("train_untrusted"))
-
-
 def _decode(entry: Row, key: str, unit: int, say: Words) -> str:
     if not entry["decode"]:
         return say("no state")
@@ -178,8 +171,6 @@ def tie_note(results: Results, say: Words | None = None) -> str:
         found.append(
             say("{count}: trainings differ by chance too; --seeds 3 measures by how much.", count=count)
         )  # fmt: skip
-    if results["task"] == "classify" and results["entries"][0]["classification"]["macro_f1"] is None:
-        found.append(say("macro F1 is left out: scikit-learn, which computes it, is not installed."))
     return (" " if say.language == "en" else "").join(found)
 
 
@@ -198,9 +189,6 @@ def subject(results: Results, say: Words | None = None) -> str:
         return say(
             "Exact recall of {pairs} pairs in {length} tokens.", pairs=recall["num_pairs"], length=recall["length"]
         )
-    if results["task"] == "graph":
-        graph = results["config"]["graph"]
-        return say("A graph: {nodes} nodes of {classes} classes.", nodes=graph["nodes"], classes=graph["num_classes"])
     if results["task"] == "classify":
         return say("Classes of {data}.", data=config["classification"]["data"])
     if results["task"] == "mlm":

@@ -20,21 +20,17 @@ def cost(results: Results, kind: str, say: Words) -> Chart:
     for at, (entry, own) in enumerate(zip(entries, timings, strict=True)):
         _draw(figure, entry["spec"], at, own, [row["seconds"] for row in own], _bars(own, "seconds"))
         cross = entry["crossover"][kind]
-        for row in own:
-            default = row["default_seconds"]
-            rows.append(
-                (
-                    entry["spec"],
-                    f"{row['length']:,}",
-                    marked(f"{row['seconds']:.5f}", row.get("untrusted")),
-                    between((row["low"], row["high"]), ".5f", say),
-                    "" if default is None else f"{default:.5f}",
-                    say("from {length:,}", length=cross) if cross else "",
-                )
+        rows += [
+            (
+                entry["spec"],
+                f"{row['length']:,}",
+                marked(f"{row['seconds']:.5f}", row.get("untrusted")),
+                between((row["low"], row["high"]), ".5f", say),
+                say("from {length:,}", length=cross) if cross else "",
             )
-    heads = (
-        "specification", "tokens", "seconds (median)", "interval", "default allocation", "faster than softmax",
-    )  # fmt: skip
+            for row in own
+        ]
+    heads = ("specification", "tokens", "seconds (median)", "interval", "faster than softmax")
     caption = say(
         "All specifications were timed in turns in one process under fixed memory allocation: medians with their "
         "intervals. The crossover is the shortest measured length from which a specification stays faster than exact "

@@ -90,8 +90,7 @@ class EarlyExit(Leaving):
     threshold: Annotated[float, Ge(0), Le(1)] = 1.0
     """lambda: a token leaves once its confidence is as high; 1: none does"""
     thresholds: tuple[float | None, ...] = ()
-    """tau_n of each block but the last in place of lambda, as `regard_lab.calibration.grid_search` finds, None where no
-    token leaves; none: lambda"""
+    """tau_n of each block but the last in place of lambda, None where no token leaves; none: lambda"""
     confidence: Literal["softmax", "saturation", "classifier", "geometric", "multinomial", "sequence"] = "softmax"
     """c: the gap between the two likeliest outputs, how little the last block turned the hidden state, or one that is
     learnt"""
