@@ -11,11 +11,16 @@ from regard.testing.compare import assert_identical
 from regard.testing.inputs import randn
 from regard_lab.benchmark.exits import leaving_at, measure
 from regard_lab.calibration import calibrate
-from regard_lab.networks.exits import document, install, own_exits, put, save, shown
+from regard_lab.networks.exits import document, install, own_exits, put, save
 from regard_lab.retrieval.documents import fingerprint
 
 ITEMS = np.arange(60 * 6).reshape(60, 6) * 7 % 20
 TOKENS = torch.from_numpy(ITEMS[:4, :-1])
+
+
+def blocks_taken(model: LanguageModel, tokens: torch.Tensor) -> list[list[int]]:
+    """For each passage (items, length), how many blocks each token took before the next one was said."""
+    return model.hidden(tokens).steps.tolist()
 
 
 def model_of(depth: str = "fixed") -> LanguageModel:
@@ -54,7 +59,7 @@ def test_only_a_certified_threshold_lets_tokens_leave(tmp_path, heads, risk, thr
     model, full = model_of(), model_of()
     found = install(model, tmp_path / "exits")
     assert found["heads"] == heads
-    steps = shown(model, TOKENS)
+    steps = blocks_taken(model, TOKENS)
     if threshold is None:
         assert found["calibrated"]["threshold"] is None
         assert steps == [[3] * 5] * 4
@@ -68,8 +73,8 @@ def test_the_first_token_stays_for_exits_of_ones_own():
     model = model_of()
     put(model, own_exits(model))
     with leaving_at(model, 0.0):
-        assert shown(model, TOKENS) == [[3, 1, 1, 1, 1]] * 4
-    assert shown(model, TOKENS) == [[3] * 5] * 4
+        assert blocks_taken(model, TOKENS) == [[3, 1, 1, 1, 1]] * 4
+    assert blocks_taken(model, TOKENS) == [[3] * 5] * 4
 
 
 def test_what_cannot_be_given_exits_is_refused(tmp_path):
