@@ -90,9 +90,7 @@ def test_what_is_imported_counts(stage, pytester):
 def test_a_forged_record_runs(stage, pytester):
     stage()
     record = json.loads(unchanged.RECORD.read_text())
-    for entry in record.values():
-        entry["digest"] = "0" * len(entry["digest"])
-    unchanged.RECORD.write_text(json.dumps(record))
+    unchanged.RECORD.write_text(json.dumps({f"{at:024}": found for at, found in enumerate(record.values())}))
     assert stage() == (4, 0, 0)
 
 

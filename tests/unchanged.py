@@ -161,8 +161,20 @@ def unchanged(name: str, record: Mapping[str, Mapping[str, Any]]) -> bool:
 
 
 def recorded() -> dict[str, Any]:
-    """What has passed, by group."""
-    return json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    """What has passed, by group. The file lists the groups of one digest together: their places are the same."""
+    kept = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    return {
+        name: {"digest": each, "places": found["places"]} for each, found in kept.items() for name in found["groups"]
+    }
+
+
+def _write(record: Mapping[str, Mapping[str, Any]]) -> None:
+    kept: dict[str, Any] = {}
+    for name in sorted(record):
+        found = {"places": record[name]["places"], "groups": []}
+        kept.setdefault(record[name]["digest"], found)["groups"].append(name)
+    lines = [f"{json.dumps(each)}: {json.dumps(kept[each])}" for each in sorted(kept)]
+    RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def _forget() -> None:
@@ -239,8 +251,7 @@ class Passed:
         for name, found in ((name, sorted(found)) for name, found in self.places.items() if self.left[name] == 0):
             if digest(found, STARTED) == digest(found, now):  # else it may have passed with what no longer is
                 record[name] = {"digest": digest(found, now), "places": found}
-        lines = [f"{json.dumps(name)}: {json.dumps(record[name])}" for name in sorted(record)]
-        RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        _write(record)
 
 
 @functools.cache
