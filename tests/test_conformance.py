@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import regard
 from regard import catalog
 from regard.core.errors import ConfigError, UnsupportedError
 from regard.testing import CHECKS, check_attention, record
@@ -48,12 +47,8 @@ def test_several_option_sets(name):
     assert all(isinstance(options, dict) for options in cls.samples)
 
 
-ENGINES = {path.stem.rpartition("_")[2] for path in (Path(regard.__file__).parent / "engines" / "gpu").glob("*.py")}
-"""values of `impl` that are made for a GPU and have tests of their own, in tests/engines/gpu and tests/external"""
-
-
 def unsampled(cls):
-    """One option set for every value of an option with few values that `samples` leaves out, GPU engines apart."""
+    """One option set for every value of an option with few values that `samples` leaves out."""
     hints = typing.get_type_hints(cls, include_extras=True)
     for name, default in cls.defaults.items():
         hint = hints[name]
@@ -64,9 +59,8 @@ def unsampled(cls):
             if typing.get_origin(hint) is typing.Literal
             else ()
         )
-        engines = ENGINES if name == "impl" else ()
         sampled = [options.get(name, default) for options in cls.samples]
-        yield from ({**cls.samples[0], name: value} for value in values if value not in (*sampled, *engines))
+        yield from ({**cls.samples[0], name: value} for value in values if value not in sampled)
 
 
 def buildable(cls, options):

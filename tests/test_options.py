@@ -151,8 +151,8 @@ def test_a_class_without_options_says_so():
 def test_mechanisms_have_the_same_wording():
     with pytest.raises(ConfigError, match=r"mechanism cosine: option gain=0.0 is not valid: Input should be greater"):
         Cosine(HEADS, gain=0.0)
-    with pytest.raises(ConfigError, match=r"mechanism softmax: option impl='tile' is not valid: did you mean 'tiles'"):
-        regard.build("softmax(impl=tile)", HEADS)
+    with pytest.raises(ConfigError, match=r"mechanism softmax: option impl='auot' is not valid: did you mean 'auto'"):
+        regard.build("softmax(impl=auot)", HEADS)
     with pytest.raises(ConfigError, match=r"mechanism softmax has no option 'scal': did you mean 'scale'\?"):
         Softmax.describe({"scal": 1.0})
 
@@ -170,7 +170,7 @@ def test_a_module_as_an_option_is_registered_once():
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
 def test_copies_keep_options_facts_and_weights(copied: Callable[[Any], Any]):
-    for thing in (Narrowed(depth=4, width=(1, 2)), Cosine(HEADS, gain=3.0), Softmax(HEADS, impl="chunks")):
+    for thing in (Narrowed(depth=4, width=(1, 2)), Cosine(HEADS, gain=3.0), Softmax(HEADS, scale=0.5)):
         twin = copied(thing)
         assert type(twin) is type(thing)
         assert twin.options == thing.options
@@ -257,14 +257,14 @@ RIGHT_AND_WRONG = """
     heads = Heads(count=2, key_dim=8)
     Cosine(heads)
     Cosine(heads=heads, gain=3.0, learned=False, impl="reference")
-    Softmax(heads, scale=None, impl="tiles")
+    Softmax(heads, scale=None, impl="auto")
     gain: float = Cosine(heads).gain
     impl: str = Softmax(heads).impl
     Cosine(heads, gian=3.0)  # wrong
     Cosine(heads, gain="3")  # wrong
     Cosine(heads, 3.0)  # wrong
     Cosine(heads, impl="tiles")  # wrong
-    Softmax(heads, impl="tile")  # wrong
+    Softmax(heads, impl="tiles")  # wrong
     Softmax(scale=0.5)  # wrong
     Cosine(heads, log_gain=3.0)  # wrong
 """

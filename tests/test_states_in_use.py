@@ -205,7 +205,7 @@ def test_what_options_say_nothing_of_a_state():
     x = draw(6, batch=2)
     first = built("linear")
     whole, state = first(*x).values, after(first, x[..., :5, :]).state
-    others = [copy.deepcopy(first), *map(built, ("linear(impl=torch)", "linear(normalise=True, rotary=False)"))]
+    others = [copy.deepcopy(first), *map(built, ("linear(impl=auto)", "linear(normalise=True, rotary=False)"))]
     assert "spec_tag" in state.dump()
     for other in others:
         for kept in (state, other.initial_state(2, dtype=WIDE).load(state.dump()), copy.deepcopy(state)):

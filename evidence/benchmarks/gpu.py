@@ -13,6 +13,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ import torch.nn.functional as F
 
 import regard
 from regard import catalog
+from regard.engines.kernels import forced
 from regard.models import LanguageModel, ModelConfig
 from regard.testing.inputs import Subject, draw
 
@@ -145,21 +147,26 @@ def mechanisms(seconds: float) -> list[Row]:
 def engines(seconds: float) -> list[Row]:
     """One sum or one pattern, by the engines that have it; and a dense score in buffers of several sizes."""
     rows: list[Row] = []
-    for spec, impls in {
-        "linear": ("triton", "torch"),
-        "local(window=256)": ("flex", "torch"),
-        "strided_union(stride=128)": ("flex", "torch"),
-        "fixed_union(stride=128, columns=8)": ("flex", "torch"),
+    for spec, engines in {
+        "linear": ("triton", "sums"),
+        "local(window=256)": ("flex", "tiles"),
+        "strided_union(stride=128)": ("flex", "tiles"),
+        "fixed_union(stride=128, columns=8)": ("flex", "tiles"),
     }.items():
         for length in LENGTHS:
 
-            def measure(spec: str = spec, length: int = length, impls: tuple[str, ...] = impls) -> Row:
+            def measure(spec: str = spec, length: int = length, engines: tuple[str, ...] = engines) -> Row:
                 leaves, heads = random(length), regard.Heads(count=HEADS, key_dim=WIDTH, causal=True)
-                each = {impl: regard.build(spec, heads, impl=impl).to("cuda", torch.bfloat16) for impl in impls}
-                calls = {impl: lambda m=m: m(*leaves).values for impl, m in each.items()}
+                mechanism = regard.build(spec, heads).to("cuda", torch.bfloat16)
+
+                def by(engine: str, *x: torch.Tensor) -> torch.Tensor:
+                    with forced(engine):
+                        return mechanism(*x).values
+
+                calls = {engine: partial(by, engine, *leaves) for engine in engines}
                 with torch.no_grad():
                     forward = turns({**calls, "fused": lambda: fused(*leaves)}, seconds / 4)
-                steps = {impl: backward(lambda q, k, v, m=m: m(q, k, v).values, leaves) for impl, m in each.items()}
+                steps = {engine: backward(partial(by, engine), leaves) for engine in engines}
                 both = turns({**steps, "fused": backward(fused, leaves)}, seconds / 4)
                 return {"length": length, "forward": forward, "forward and backward": both}
 
@@ -219,9 +226,7 @@ def training(seconds: float) -> list[Row]:
     for spec, compiled in (
         ("softmax", False),
         ("softmax", True),
-        ("linear(impl=triton)", False),
         ("linear", False),
-        ("local(window=256, impl=flex)", False),
         ("local(window=256)", False),
     ):
 

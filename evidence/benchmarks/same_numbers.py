@@ -165,19 +165,12 @@ def _values(hint: Any) -> Iterator[object]:
             yield from _values(inner)
 
 
-def gpu_engines() -> set[str]:
-    """Values of `impl` that a GPU serves, by the files of the engines."""
-    files = (Path(regard.__file__).parent / "engines" / "gpu").rglob("*.py")
-    return {path.stem.rpartition("_")[2] for path in files}
-
-
 def option_sets(cls: type[Attention]) -> tuple[list[Options], list[Options]]:
     """The samples, and one set for every value of an option with few values that these leave out."""
     others: list[Options] = []
-    engines = gpu_engines()
     for name, (default, values) in choices(cls).items():
         sampled = [options.get(name, default) for options in cls.samples]
-        left = [x for x in values if x not in sampled and not (name == "impl" and x in engines)]
+        left = [x for x in values if x not in sampled]
         others += [{**cls.samples[0], name: x} for x in left]
     return [dict(options) for options in cls.samples], others
 

@@ -7,13 +7,15 @@ from torch import Tensor
 pytest.importorskip("triton", reason="triton is not installed: make external")
 
 from regard.engines.gpu import linear_triton
+from regard.engines.gpu._interpreter import INTERPRETED
+from regard.engines.kernels import forced
 from regard.testing import CHECKS, check_attention
 
-if not (linear_triton.INTERPRETED or torch.cuda.is_available()):
+if not (INTERPRETED or torch.cuda.is_available()):
     pytest.skip("no CUDA device and TRITON_INTERPRET is not 1", allow_module_level=True)
 
 pytestmark = pytest.mark.external
-DEVICE = "cpu" if linear_triton.INTERPRETED else "cuda"
+DEVICE = "cpu" if INTERPRETED else "cuda"
 
 
 def definition(fq: Tensor, fk: Tensor, v: Tensor, sum: Tensor, normalise: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,8 +92,9 @@ def test_rows_without_weight_are_zero():
 
 
 @pytest.mark.timeout(1200)  # in the interpreter
-@pytest.mark.parametrize("spec", ["linear(impl=triton)", "linear(impl=triton,rotary=True)"])
+@pytest.mark.parametrize("spec", ["linear", "linear(rotary=True)"])
 def test_the_mechanism_keeps_the_contract(spec):
-    results = check_attention(spec, device=DEVICE)
+    with forced("triton"):
+        results = check_attention(spec, options=None if "(" in spec else [{}], device=DEVICE)
     assert [f"{r.check}: {r.message}" for r in results if r.status == "failed"] == []
     assert len(results) == len(CHECKS)

@@ -10,9 +10,9 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed: make external")
 
 from regard.engines import gpu
-from regard.engines.gpu import _linear_triton_passes, linear_triton
+from regard.engines.gpu import _linear_triton_passes
 
-if not linear_triton.INTERPRETED:
+if not INTERPRETED:
     pytest.skip("TRITON_INTERPRET is not 1", allow_module_level=True)
 
 from tests.external.test_triton import errors

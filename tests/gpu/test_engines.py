@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from regard import Heads, UnsupportedError, build
+from regard import Heads, build
 from regard.core.bias import ScoreBias
 from regard.engines.gpu.flex import flexed
+from regard.engines.kernels import forced
 from regard.engines.tiles import tiled_attention
-from regard.patterns import Pattern, block, causal, edges, everything, first, per_head, random_blocks, strided, window
+from regard.patterns import Pattern, block, causal, everything, first, per_head, random_blocks, strided, window
 from regard.testing.compare import assert_close
 
 TOLERANCE = 2e-5
@@ -44,22 +45,17 @@ def test_flex_is_the_tiles(pattern: Pattern) -> None:
             assert_close(one, other, tolerance=TOLERANCE, what=f"{name}, {biased=}")
 
 
-def test_flex_refuses_what_has_no_kernel() -> None:
-    q, k, v = (draw(1, 2, 300, 16, seed=at).float().cuda() for at in range(3))
-    with pytest.raises(UnsupportedError, match="does not compile the rule"):
-        flexed(q, k, v, edges(torch.tensor([[0, 3, 200], [1, 2, 7]]), 300), scale=1.0, query_positions=0)
-
-
 @pytest.mark.parametrize("spec", ["local(window=40)", "strided_union(stride=16)", "fixed_union(stride=16, columns=4)"])
 def test_flex_streams(spec: str) -> None:
     """In pieces with a state as in one call."""
     heads = Heads(count=4, key_dim=16, causal=True)
     q, k, v = (draw(2, 4, 300, 16, seed=at).float().cuda() for at in range(3))
-    flex = build(spec, heads, impl="flex").cuda()
-    whole, state, pieces = flex(q, k, v).values, flex.initial_state(2, device=q.device, dtype=q.dtype), []
-    for a, b in ((0, 130), (130, 131), (131, 300)):
-        values, state, *_ = flex(q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], state=state)
-        pieces.append(values)
+    mechanism = build(spec, heads).cuda()
+    with forced("flex"):
+        whole, state, pieces = mechanism(q, k, v).values, mechanism.initial_state(2, device=q.device, dtype=q.dtype), []
+        for a, b in ((0, 130), (130, 131), (131, 300)):
+            values, state, *_ = mechanism(q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], state=state)
+            pieces.append(values)
     assert_close(torch.cat(pieces, 2), whole, tolerance=TOLERANCE, what="pieces")
 
 
@@ -67,15 +63,27 @@ def test_triton_is_the_sum() -> None:
     """The mechanism with kernels of its own, whole and in pieces, beside the chunked operator."""
     heads = Heads(count=4, key_dim=16, causal=True)
     q, k, v = (draw(2, 4, 300, 16, seed=at).float().cuda() for at in range(3))
-    triton, ours = (build("linear", heads, impl=impl).cuda() for impl in ("triton", "torch"))
-    leaves = [x.requires_grad_() for x in (q, k, v)]
-    results = [each(*leaves).values for each in (triton, ours)]
-    slopes = [torch.autograd.grad(values.square().sum(), leaves) for values in results]
+    linear = build("linear", heads).cuda()
+    leaves, results, slopes = [x.requires_grad_() for x in (q, k, v)], [], []
+    for engine in ("triton", ""):
+        with forced(engine):
+            results.append(linear(*leaves).values)
+            slopes.append(torch.autograd.grad(results[-1].square().sum(), leaves))
     for name, one, other in zip("qkv", *slopes, strict=True):
         assert_close(one, other, tolerance=1e-4, what=f"gradient of {name}")
     assert_close(results[0].detach(), results[1].detach(), tolerance=TOLERANCE, what="values")
-    state, pieces = triton.initial_state(2, device=q.device, dtype=q.dtype), []
-    for a, b in ((0, 130), (130, 131), (131, 300)):
-        values, state, *_ = triton(*(x[:, :, a:b].detach() for x in leaves), state=state)
-        pieces.append(values)
+    state, pieces = linear.initial_state(2, device=q.device, dtype=q.dtype), []
+    with forced("triton"):
+        for a, b in ((0, 130), (130, 131), (131, 300)):
+            values, state, *_ = linear(*(x[:, :, a:b].detach() for x in leaves), state=state)
+            pieces.append(values)
     assert_close(torch.cat(pieces, 2), results[1].detach(), tolerance=TOLERANCE, what="pieces")
+
+
+def test_half_precision_chooses_kernels() -> None:
+    q, k, v = (draw(2, 4, 1100, 16, seed=at).to("cuda", torch.bfloat16) for at in range(3))
+    for spec, engine in (("linear", "triton"), ("local(window=40)", "flex")):
+        mechanism = build(spec, Heads(count=4, key_dim=16, causal=True)).to("cuda", torch.bfloat16)
+        with forced(engine):
+            expected = mechanism(q, k, v).values
+        assert torch.equal(mechanism(q, k, v).values, expected)

@@ -10,6 +10,7 @@ import regard
 from regard.core.attention import Call, merge
 from regard.core.bias import ScoreBias
 from regard.engines.dense.fused import MATERIALISED_PAIRS, choose
+from regard.engines.kernels import forced
 from regard.testing.counting import count
 
 
@@ -60,13 +61,14 @@ def test_rows_of_nan_alone(length: int, masked: bool, causal: bool) -> None:
     assert values[1].isfinite().all()
 
 
-@pytest.mark.parametrize("impl", ["torch", "tiles", "chunks"])
+@pytest.mark.parametrize("engine", ["fused", "tiles", "chunks"])
 @pytest.mark.parametrize("scale", [1e4, 1e10, 1e19])
-def test_keys_of_any_size_are_numbers(scale: float, impl: str) -> None:
+def test_keys_of_any_size_are_numbers(scale: float, engine: str) -> None:
     """Logits up to float32's largest number; each row is the value of its best key, and gradients are finite."""
     q, k, v = (draw(1, 1, 40, 16, seed=s).float() for s in range(3))
     leaves = [x.requires_grad_() for x in (q, (k * scale).detach(), v)]
-    values = regard.build("softmax", regard.Heads(count=1, key_dim=16, causal=True), impl=impl)(*leaves).values
+    with forced(engine):
+        values = regard.build("softmax", regard.Heads(count=1, key_dim=16, causal=True))(*leaves).values
     best = (q @ k.mT).double().masked_fill(torch.ones(40, 40, dtype=torch.bool).triu(1), -math.inf).argmax(-1)
     torch.testing.assert_close(values, v[:, :, best[0, 0]])
     assert all(x.isfinite().all() for x in torch.autograd.grad(values.square().sum(), leaves))
@@ -82,10 +84,10 @@ def test_golden_values() -> None:
     assert regard.attend(q, k, v, scale=2.0).flatten().tolist() == pytest.approx([6.0, 4.4], abs=1e-12)
 
 
-@pytest.mark.parametrize("impl", ["torch", "tiles", "chunks"])
+@pytest.mark.parametrize("engine", ["fused", "tiles", "chunks"])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("queries", "keys"), [(1, 9), (70, 70), (130, 300)])
-def test_every_engine_is_the_definition(impl: str, causal: bool, queries: int, keys: int) -> None:
+def test_every_engine_is_the_definition(engine: str, causal: bool, queries: int, keys: int) -> None:
     heads = regard.Heads(count=4, key_dim=8, value_dim=5, kv_count=2, causal=causal)
     leaves = [draw(2, 4, queries, 8), draw(2, 2, keys, 8, seed=1), draw(2, 2, keys, 5, seed=2)]
     leaves += [draw(4, queries + keys, seed=3), draw(2, 4, queries, 3, seed=4), draw(4, queries + keys, 3, seed=5)]
@@ -98,10 +100,9 @@ def test_every_engine_is_the_definition(impl: str, causal: bool, queries: int, k
         bias = ScoreBias(high=keys - 1 if causal else queries - 1, curve=curve, query=query, relative=relative)
         return mechanism(q, k, v, key_mask=keep, bias=bias).values
 
-    found, expected = (
-        values(regard.build("softmax", heads, impl=impl)),
-        values(regard.build("softmax", heads, impl="reference")),
-    )
+    with forced(engine):
+        found = values(regard.build("softmax", heads))
+    expected = values(regard.build("softmax", heads, impl="reference"))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
     weight = draw(*expected.shape, seed=7)
     pairs = zip(
@@ -136,8 +137,8 @@ def test_auto_leaves_the_fused_kernel_only_where_it_would_materialise() -> None:
     def chosen(queries: int, keys: int, bias: ScoreBias | None = None, dropout: float = 0.0) -> str:
         return choose(queries, keys, Call(causal=True, bias=bias), dropout)
 
-    assert {chosen(small, small, bias, rate) for bias in (None, curve, table) for rate in (0.0, 0.1)} == {"torch"}
-    assert chosen(large, large) == chosen(large, large, table) == chosen(1, large * large) == "torch"
+    assert {chosen(small, small, bias, rate) for bias in (None, curve, table) for rate in (0.0, 0.1)} == {"fused"}
+    assert chosen(large, large) == chosen(large, large, table) == chosen(1, large * large) == "fused"
     assert chosen(large, large, curve) == chosen(large, 2 * large) == "tiles"
     assert chosen(large, large, dropout=0.1) == chosen(large, large, curve, 0.1) == "chunks"
 
@@ -162,10 +163,11 @@ def test_the_dense_engine_compiles_to_one_graph_of_one_size(dropout: float) -> N
 
     for length in (24, 200):
         torch._dynamo.reset()
-        mechanism = regard.build("softmax", heads, impl="chunks").train()
+        mechanism = regard.build("softmax", heads).train()
         x = [draw(1, 2, length, 8, seed=s).requires_grad_() for s in range(3)]
-        values = torch.compile(mechanism, fullgraph=True, backend=backend, dynamic=False)(*x).values
-        assert dropout or torch.equal(values, mechanism(*x).values)
+        with forced("chunks"):
+            values = torch.compile(mechanism, fullgraph=True, backend=backend, dynamic=False)(*x).values
+            assert dropout or torch.equal(values, mechanism(*x).values)
         assert all(bool(g.isfinite().all()) for g in torch.autograd.grad(values.sum(), x))
     assert nodes[0] == nodes[1]
 
@@ -176,8 +178,6 @@ def test_scale_and_impl_are_refused_where_they_make_no_sense() -> None:
     for name in ("softmax", "softmax_plus_one"):
         with pytest.raises(regard.ConfigError, match=r"scale=0\.0 is not valid: .* greater than 0"):
             regard.build(name, regard.Heads(count=1, key_dim=2), scale=0.0)
-    with pytest.raises(regard.UnsupportedError, match="dropout"):
-        regard.build("softmax", regard.Heads(count=1, key_dim=2, dropout=0.1), impl="tiles")
 
 
 def bias_by_distance(queries: int, table: bool) -> ScoreBias:
@@ -191,19 +191,21 @@ def bias_by_distance(queries: int, table: bool) -> ScoreBias:
     )
 
 
-@pytest.mark.parametrize("spec", ["softmax", *(f"softmax(impl={impl})" for impl in ("torch", "tiles", "chunks"))])
+@pytest.mark.parametrize("engine", ["", "fused", "tiles", "chunks"])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("start", [0, 3, 6, 9])
-def test_queries_stand_where_they_are_told(spec: str, causal: bool, start: int) -> None:
+def test_queries_stand_where_they_are_told(engine: str, causal: bool, start: int) -> None:
     """Behind the keys, or before the last of them: the mask and the distances of a bias follow."""
-    mechanism = regard.build(spec, regard.Heads(count=4, key_dim=8, kv_count=2, causal=causal))
+    mechanism = regard.build("softmax", regard.Heads(count=4, key_dim=8, kv_count=2, causal=causal))
     q, k, v = draw(2, 4, 5, 8), draw(2, 2, 7, 8, seed=1), draw(2, 2, 7, 8, seed=2)
     keep = torch.tensor([[True] * 7, [False, True, True, False, True, True, False]])
     for bias in (None, bias_by_distance(5, table=False), bias_by_distance(5, table=True)):
         given = {"key_mask": keep, "bias": bias, "query_start": start}
         expected = mechanism.definition(q, k, v, **given)
         for lse in (True, False):
-            torch.testing.assert_close(mechanism(q, k, v, lse=lse, **given).values, expected, rtol=0, atol=1e-12)
+            with forced(engine):
+                values = mechanism(q, k, v, lse=lse, **given).values
+            torch.testing.assert_close(values, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf")])

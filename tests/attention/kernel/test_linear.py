@@ -9,7 +9,7 @@ from torch import Tensor
 import regard
 from regard import ConfigError, Heads, UnsupportedError
 
-IMPLS = ("torch", "quadratic", "recurrent", "cumsum", "reference")
+IMPLS = ("auto", "quadratic", "recurrent", "reference")
 OPTIONS: list[dict] = [
     {},
     {"feature_map": "relu"},
@@ -161,7 +161,7 @@ def test_decoding_makes_few_small_operations() -> None:
         ({"feature_map": "identity"}, "pass normalise=False"),
         ({"feature_map": "taylor", "key_feature_map": "relu"}, "features of one size"),
         ({"feature_map": "taylor", "rotary": True}, "must be even"),
-        ({"impl": "flex"}, "option impl='flex' is not valid: valid: auto, cumsum, fla"),
+        ({"impl": "flex"}, "option impl='flex' is not valid: valid: auto, quadratic"),
         ({"post": "relu"}, "option post='relu' is not valid: valid: none, softmax"),
     ],
 )

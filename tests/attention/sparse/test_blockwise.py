@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from regard import ConfigError, Heads, LimitError, UnsupportedError, build, describe
+from regard.engines.kernels import forced
 
 
 @pytest.mark.parametrize(("blocks", "shift"), [(1, 1), (2, 1), (3, 1), (5, 2), (7, 0), (40, 3)])
@@ -17,8 +18,8 @@ def test_key_sets_of_shifts(keys_of, blocks, shift):
             for i in range(n):
                 target = (i // size + head * shift) % blocks
                 expected[head].append({j for j in range(n) if j // size == target})
-        for impl in ("auto", "torch") if n % 13 == 0 else ("auto",):
-            spec = f"blockwise(blocks={blocks}, shift={shift}, impl={impl})"
+        with forced("tiles" if n % 13 == 0 else ""):
+            spec = f"blockwise(blocks={blocks}, shift={shift})"
             assert keys_of(spec, n, heads=3, causal=False, max_length=40) == expected, n
 
 

@@ -1,31 +1,29 @@
 """Dropout of every sparse mechanism: the weights without it, times the factors that seed, row, head and slots give."""
 
-import typing
-from dataclasses import replace
+import itertools
 
 import pytest
 import torch
 from torch import Tensor
 
 import regard
-from regard import AttentionLayer, Heads, UnsupportedError, build
-from regard.attention.sparse import Sparse
-from regard.catalog import names, resolve
+from regard import AttentionLayer, Heads, build
+from regard.catalog import names
 from regard.core.bias import ScoreBias
-from regard.core.options import hints
+from regard.engines.kernels import forced
 from regard.engines.tiles import Dropout
 
 N, P = 90, 0.4
-SPARSE = ["local(window=9)", "local(window=3, dilation=4, impl=torch)", "atrous(dilation=3)"]
-SPARSE += ["local_atrous(window=2, dilation=5, impl=torch)", "strided(stride=6)", "strided_union(stride=7, impl=torch)"]
-SPARSE += ["fixed(stride=6, columns=2, impl=torch)", "fixed_union(stride=24, columns=3, impl=torch)"]
+SPARSE = ["local(window=9)", "local(window=3, dilation=4)", "atrous(dilation=3)"]
+SPARSE += ["local_atrous(window=2, dilation=5)", "strided(stride=6)", "strided_union(stride=7)"]
+SPARSE += ["fixed(stride=6, columns=2)", "fixed_union(stride=24, columns=3)"]
 SPARSE += ["image_local_1d(block_size=9, memory=4)", "image_local_2d(width=6, query_block=(2, 3), flange=(3, 1))"]
-SPARSE += ["blockwise(blocks=4, impl=torch)", "blockwise(blocks=4, shift=0)", "pattern(rule='block(7) | first(3)')"]
-SPARSE += ["pattern(rule='per_head(window(9), strided(2), block(5), first(4))', impl=torch)"]
-SPARSE += ["adaptive_span(max_span=9, ramp=4, initial=0.5)", "adaptive_span(max_span=80, ramp=5, impl=torch)"]
-GLOBAL = ["longformer(window=3, dilation=(1, 2))", "longformer(window=2, num_global=7, impl=torch)"]
-GLOBAL += ["bigbird(block_size=4)", "bigbird(form=etc, block_size=3, num_global=2, impl=torch)"]
-GLOBAL += ["etc(window=4, num_global=3, g2g=self)", "etc(window=2, num_global=0, impl=torch)"]
+SPARSE += ["blockwise(blocks=4)", "blockwise(blocks=4, shift=0)", "pattern(rule='block(7) | first(3)')"]
+SPARSE += ["pattern(rule='per_head(window(9), strided(2), block(5), first(4))')"]
+SPARSE += ["adaptive_span(max_span=9, ramp=4, initial=0.5)", "adaptive_span(max_span=80, ramp=5)"]
+GLOBAL = ["longformer(window=3, dilation=(1, 2))", "longformer(window=2, num_global=7)"]
+GLOBAL += ["bigbird(block_size=4)", "bigbird(form=etc, block_size=3, num_global=2)"]
+GLOBAL += ["etc(window=4, num_global=3, g2g=self)", "etc(window=2, num_global=0)"]
 CALLS = [
     (spec, causal)
     for spec in SPARSE + GLOBAL
@@ -58,13 +56,8 @@ def factors(q: Tensor, first: int = 0) -> Tensor:
     return Dropout.drawn(P).factors(i[None], j[None], like=q)
 
 
-def impls(name: str) -> tuple[str, ...]:
-    """Values of `impl`: `torch` walks tiles."""
-    return typing.get_args(hints(resolve(name)[0])["impl"])
-
-
 def test_these_are_all_sparse_names() -> None:
-    sparse = {name for name in names() if regard.catalog.family(name) == "sparse" and "torch" in impls(name)}
+    sparse = {name for name in names() if regard.catalog.family(name) == "sparse" and name != "dynamic_span"}
     assert {spec.partition("(")[0] for spec in SPARSE + GLOBAL} == sparse
 
 
@@ -76,11 +69,12 @@ def test_weights_are_those_without_times_the_factors(spec: str, causal: bool) ->
     calls = [{}, {"key_mask": keep}, {"bias": ScoreBias(table=torch.randn(3, 4, N, N, dtype=torch.float64))}]
     if mechanism.info.supports.marks:
         calls.append({"marks": marks_of(spec)})
-    for call in calls:
-        plain = mechanism.eval()(*x, **call).values
-        assert torch.equal(plain, made(spec, causal, 0.0, kv_count=2)(*x, **call).values)
-        torch.manual_seed(5)
-        found = mechanism.train()(*x, **call).values
+    for call, engine in itertools.product(calls, ("", "tiles")):
+        with forced(engine):
+            plain = mechanism.eval()(*x, **call).values
+            assert torch.equal(plain, made(spec, causal, 0.0, kv_count=2)(*x, **call).values)
+            torch.manual_seed(5)
+            found = mechanism.train()(*x, **call).values
         torch.manual_seed(5)
         torch.testing.assert_close(found, plain * factors(x[0]), rtol=0, atol=1e-12)
 
@@ -112,16 +106,3 @@ def test_global_rows_with_projections_of_their_own_drop_weights(marked: int) -> 
         found = layer.train()(x.expand(draws, -1, -1), marks=marks.expand(draws, -1)).hidden[:, rows]
     assert (found.std(0) > 0).all()
     assert ((found.mean(0) - plain).abs() <= 5 * found.std(0) / draws**0.5).all()
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in names() if issubclass(resolve(name)[0], Sparse) and "flex" in impls(name)]
-)
-def test_flex_drops_nothing_and_says_so(name: str) -> None:
-    cls, _ = resolve(name)
-    options = {**{key: value for key, value in cls.samples[0].items() if key != "impl"}, "impl": "flex"}
-    default = cls.describe({**options, "impl": "auto"})
-    assert cls.describe(options) == replace(default, supports=replace(default.supports, dropout=False))
-    heads = Heads(count=2, key_dim=4, causal=default.supports.causal, max_length=32, dropout=0.1)
-    with pytest.raises(UnsupportedError, match=r'does not support dropout=0\.1 with impl="flex"; impl="torch"'):
-        cls(heads, **options)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from regard import ConfigError, Heads, UnsupportedError, build, describe
+from regard.engines.kernels import forced
 
 
 @pytest.mark.parametrize(("stride", "columns"), [(4, 2), (5, 1), (8, 3), (6, 6)])
@@ -23,8 +24,8 @@ def test_key_sets(keys_of, stride, columns):
                     if j <= i and stride - columns * (v + 1) <= j % stride < stride - columns * v:
                         seen.add(j)
                 summaries[number].append(seen)
-        for impl in ("auto", "torch") if n % 13 == 0 else ("auto",):
-            of = f"fixed(stride={stride}, columns={columns}, impl={impl}"
+        with forced("tiles" if n % 13 == 0 else ""):
+            of = f"fixed(stride={stride}, columns={columns}"
             by_head = [blocks, summaries[0], blocks, summaries[1], blocks, summaries[2]]
             assert keys_of(of + ")", n, heads=6) == by_head, n
             assert keys_of(of + ", part=block)", n, heads=2) == [blocks, blocks], n

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from regard import ConfigError, Heads, UnsupportedError, build
+from regard.engines.kernels import forced
 
 
 @pytest.mark.parametrize(("stride", "columns"), [(4, 2), (5, 1), (8, 3), (6, 6)])
@@ -20,8 +21,8 @@ def test_key_sets(keys_of, stride, columns):
                     if j <= i and (own or summary):
                         keys.add(j)
                 expected[head].append(keys)
-        for impl in ("auto", "torch") if n % 13 == 0 else ("auto",):
-            spec = f"fixed_union(stride={stride}, columns={columns}, impl={impl})"
+        with forced("tiles" if n % 13 == 0 else ""):
+            spec = f"fixed_union(stride={stride}, columns={columns})"
             assert keys_of(spec, n, heads=3) == expected, n
 
 

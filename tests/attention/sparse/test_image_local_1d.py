@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from regard import ConfigError, Heads, UnsupportedError, build
+from regard.engines.kernels import forced
 
 
 @pytest.mark.parametrize(("size", "memory"), [(1, 0), (3, 4), (5, 5), (8, 2), (4, 11), (64, 3)])
@@ -19,8 +20,8 @@ def test_key_sets(keys_of, size, memory):
                 if first - memory <= j <= i:
                     keys.add(j)
             expected.append(keys)
-        for impl in ("auto", "torch") if n % 13 == 0 else ("auto",):
-            spec = f"image_local_1d(block_size={size}, memory={memory}, impl={impl})"
+        with forced("tiles" if n % 13 == 0 else ""):
+            spec = f"image_local_1d(block_size={size}, memory={memory})"
             assert keys_of(spec, n) == [expected], n
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from regard import ConfigError, Heads, UnsupportedError, build
+from regard.engines.kernels import forced
 
 CAUSAL = Heads(count=1, key_dim=4, causal=True)
 
@@ -44,10 +45,8 @@ def test_key_sets(keys_of, width, channels, block, flange):
                 if top - flange[0] <= r < top + block[0] and left - flange[1] <= c < left + block[1] + flange[1]:
                     keys.add(j)
             expected.append(keys)
-        for impl in ("auto", "torch") if n % 13 == 0 else ("auto",):
-            spec = (
-                f"image_local_2d(width={width}, channels={channels}, query_block={block}, flange={flange}, impl={impl})"
-            )
+        with forced("tiles" if n % 13 == 0 else ""):
+            spec = f"image_local_2d(width={width}, channels={channels}, query_block={block}, flange={flange})"
             assert keys_of(spec, n) == [expected], n
 
 

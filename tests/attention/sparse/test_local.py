@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from regard import ConfigError, Heads, ScoreBias, UnsupportedError, build
-from regard.attention.sparse.local import Local
+from regard.engines.kernels import forced
 from regard.layer import AttentionLayer
 
 
@@ -35,8 +35,8 @@ def test_key_sets(window: int, dilation: int, causal: bool) -> None:
                 if 0 <= j < n and (not causal or j <= i):
                     keys.add(j)
             expected.append(keys)
-        for impl in ("auto", "torch") if n % 13 == 0 else ("auto",):
-            assert keys_of(f"local(window={window}, dilation={dilation}, impl={impl})", n, causal=causal) == expected, n
+        with forced("tiles" if n % 13 == 0 else ""):
+            assert keys_of(f"local(window={window}, dilation={dilation})", n, causal=causal) == expected, n
 
 
 def test_a_stack_reaches_layers_times_window() -> None:
@@ -120,8 +120,6 @@ def test_refusals() -> None:
     for spec in ("local(window=-1)", "local(dilation=0)", "local(impl=fast)"):
         with pytest.raises(ConfigError):
             build(spec, heads)
-    with pytest.raises(UnsupportedError, match="auto, reference, torch, flex"):
-        Local(heads, impl="triton")  # type: ignore[arg-type]
     both = build("local(window=2)", Heads(count=1, key_dim=4))
     with pytest.raises(UnsupportedError, match="same positions"):
         both(torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 5, 4), torch.zeros(1, 1, 5, 4))

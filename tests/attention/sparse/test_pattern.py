@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard import ConfigError, Heads, build, describe
 from regard.attention.sparse.pattern import Pattern
+from regard.engines.kernels import forced
 from regard.patterns import random_blocks, strided, window
 
 RULES: dict[str, Callable[[int, int], bool]] = {
@@ -46,10 +47,11 @@ def by_loops(rule: Callable[[int, int], bool], q: Tensor, k: Tensor, v: Tensor, 
 @pytest.mark.parametrize("text", RULES)
 @pytest.mark.parametrize("causal", [True, False])
 def test_against_loops(text: str, causal: bool) -> None:
-    for n, impl in ((1, "auto"), (23, "auto"), (70, "torch")):
+    for n, engine in ((1, ""), (23, ""), (70, "tiles")):
         q, k, v = draw(n)
         expected = by_loops(RULES[text], q, k, v, causal=causal)
-        found = Pattern(heads(causal), rule=text, impl=impl)(q, k, v).values
+        with forced(engine):
+            found = Pattern(heads(causal), rule=text)(q, k, v).values
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
@@ -88,10 +90,11 @@ def test_rules_as_functions() -> None:
     ]
     q, k, v = draw(70)
     for rule, definition in rules:
-        for impl in ("auto", "torch", "reference"):
+        expected = by_loops(definition, q, k, v, causal=True)
+        for impl, engine in (("auto", ""), ("auto", "tiles"), ("reference", "")):
             mechanism = copy.deepcopy(Pattern(heads(), rule=rule, impl=impl))
-            expected = by_loops(definition, q, k, v, causal=True)
-            torch.testing.assert_close(mechanism(q, k, v).values, expected, rtol=0, atol=1e-10)
+            with forced(engine):
+                torch.testing.assert_close(mechanism(q, k, v).values, expected, rtol=0, atol=1e-10)
 
 
 def test_facts_follow_the_rule() -> None:
@@ -110,8 +113,8 @@ def test_a_rule_for_each_head() -> None:
         lambda i, j: i - j <= 4,
         lambda i, j: j % 4 == 3 or i == j,
     ]
-    for impl, n in (("auto", 23), ("torch", 90)):
-        mechanism = build("pattern", heads(), rule=f"per_head({', '.join(texts)})", impl=impl)
+    for n in (23, 90):
+        mechanism = build("pattern", heads(), rule=f"per_head({', '.join(texts)})")
         q, k, v = draw(n)
         expected = torch.stack([by_loops(rules[h], q, k, v, causal=True)[:, h] for h in range(4)], 1)
         torch.testing.assert_close(mechanism(q, k, v).values, expected, rtol=0, atol=1e-10)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from regard import AttentionLayer, ConfigError, Heads, ScoreBias, build
+from regard.engines.kernels import forced
 from regard.testing.counting import count
 
 SPANS = [0.0, 0.2, 0.55, 1.0]
@@ -54,8 +55,9 @@ def test_both_weigh_keys_as_published(max_span: int, ramp: int) -> None:
         spans = torch.rand(1, 4, n, 1, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
         fixed = [[max_span * share] * n for share in SPANS]
         chosen = (max_span * spans[0, :, :, 0] * keep).tolist()  # padding asks for nothing
-        for impl in ("auto", "torch"):
-            got = adaptive(max_span, ramp, impl=impl)(q, k, v, key_mask=keep).values
+        for engine in ("", "tiles"):
+            with forced(engine):
+                got = adaptive(max_span, ramp)(q, k, v, key_mask=keep).values
             torch.testing.assert_close(got, by_loops(q, k, v, fixed, ramp, max_span, keep), rtol=0, atol=1e-12)
         got = dynamic(max_span, ramp)(q, k, v, key_mask=keep, inputs={"span": spans}).values
         torch.testing.assert_close(got, by_loops(q, k, v, chosen, ramp, max_span, keep), rtol=0, atol=1e-12)
@@ -184,7 +186,7 @@ def test_limits() -> None:
         mechanism(x, x, x, inputs={"span": torch.full((1, 1, 3, 1), 1.5)})
 
 
-@pytest.mark.parametrize("impl", ["auto", "torch", "reference"])
+@pytest.mark.parametrize("impl", ["auto", "reference"])
 def test_a_head_whose_span_is_no_number_gives_none(impl: str) -> None:
     q, k, v = draw(1, 4, 90, 4), draw(1, 2, 90, 4, seed=1), draw(1, 2, 90, 3, seed=2)
     mechanism = adaptive(300, 5, impl=impl)

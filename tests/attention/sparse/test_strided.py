@@ -3,6 +3,7 @@
 import pytest
 
 from regard import ConfigError, Heads, UnsupportedError, build, describe
+from regard.engines.kernels import forced
 
 
 def window(i, stride):
@@ -22,8 +23,8 @@ def test_key_sets(keys_of, stride):
                     far.add(j)
             first.append(near)
             second.append(far)
-        for impl in ("auto", "torch") if n % 13 == 0 else ("auto",):
-            of = f"strided(stride={stride}, impl={impl}"
+        with forced("tiles" if n % 13 == 0 else ""):
+            of = f"strided(stride={stride}"
             assert keys_of(of + ")", n, heads=5) == [first, second, first, second, first], n
             assert keys_of(of + ", part=window)", n, heads=2) == [first, first], n
             assert keys_of(of + ", part=stride)", n, heads=2) == [second, second], n

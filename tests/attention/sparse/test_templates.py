@@ -14,7 +14,7 @@ BACK = (tuple(range(-1, 8)), (0, -1, *range(1, 8)))
 """permutations of nine blocks of which none sees a later one"""
 MERGEABLE = [
     "local(window=5)",
-    "local(window=3, dilation=4, impl=torch)",
+    "local(window=3, dilation=4)",
     "atrous(dilation=3)",
     "local_atrous(window=2, dilation=5)",
     "strided(stride=6)",

@@ -1,4 +1,4 @@
-"""impl="flex" on a CPU: equal to the definition in float64, from blocks that were found without queries x keys."""
+"""FlexAttention on a CPU: equal to the definition in float64, from blocks that were found without queries x keys."""
 
 import pickle
 from collections.abc import Iterator
@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard import ConfigError, Heads, UnsupportedError, build
-from regard.attention.sparse.longformer import Longformer
+from regard import Heads, build
 from regard.core.bias import ScoreBias
 from regard.engines.gpu import flex
 from regard.engines.gpu.flex import block_mask, flexed
+from regard.engines.kernels import forced, kernel
 from regard.engines.tiles import Dropout, tiled_attention
 from regard.patterns import Pattern, block, causal, edges, everything, first, per_head, random_blocks, strided, window
 from regard.testing.counting import count
@@ -103,35 +103,37 @@ def test_blocks_of_a_long_sequence() -> None:
 def test_mechanisms(spec: str) -> None:
     q, k, v = draw(300, 300)
     heads = Heads(count=4, key_dim=16, causal=True)
-    flex, torch_ = (build(spec, heads, impl=impl).double() for impl in ("flex", "torch"))
-    torch.testing.assert_close(flex(q, k, v).values, torch_(q, k, v).values, rtol=0, atol=1e-10)
-    state, found = flex.initial_state(2, dtype=torch.float64), []
-    for a, b in ((0, 130), (130, 131), (131, 300)):
-        values, state, *_ = flex(q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], state=state)
-        found.append(values)
-    torch.testing.assert_close(torch.cat(found, 2), torch_(q, k, v).values, rtol=0, atol=1e-10)
+    mechanism = build(spec, heads).double()
+    expected = mechanism(q, k, v).values
+    state, found = mechanism.initial_state(2, dtype=torch.float64), []
+    with forced("flex"), torch.no_grad():
+        torch.testing.assert_close(mechanism(q, k, v).values, expected, rtol=0, atol=1e-10)
+        for a, b in ((0, 130), (130, 131), (131, 300)):
+            values, state, *_ = mechanism(q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], state=state)
+            found.append(values)
+    torch.testing.assert_close(torch.cat(found, 2), expected, rtol=0, atol=1e-10)
 
 
-def test_refusals() -> None:
-    q, k, v = draw(9, 9)
-    given = {"scale": 1.0, "query_positions": 0}
-    with pytest.raises(UnsupportedError, match="no backward pass on a CPU"):
-        flexed(q.requires_grad_(), k, v, causal, **given)
-    q = q.detach()
-    with pytest.raises(UnsupportedError, match=r"bias\.table"):
-        flexed(q, k, v, causal, bias=ScoreBias(table=torch.zeros(1, 1, 9, 9)), **given)
-    with pytest.raises(UnsupportedError, match=r"bias\.relative"):
-        flexed(q, k, v, causal, bias=ScoreBias(query=q, relative=torch.zeros(4, 9, 16)), **given)
-    with pytest.raises(ConfigError, match="2 heads, the queries have 4"):
-        flexed(q, k, v, per_head(causal, causal), **given)
-    with pytest.raises(UnsupportedError, match="longformer has no impl='flex'"):
-        Longformer(Heads(count=4, key_dim=16), impl="flex")  # type: ignore[arg-type]
-    assert flexed(q[:, :, :0], k, v, causal, **given)[0].shape == (2, 4, 0, 16)
+CURVE = ScoreBias(high=8, curve=torch.zeros(4, 17))
+TABLE = ScoreBias(table=torch.zeros(1, 1, 9, 9))
 
 
-def test_dropout_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match='impl="flex" drops no weights'):
-        flexed(*draw(9, 9), causal, scale=1.0, query_positions=0, dropout=Dropout.drawn(0.1))
+@pytest.mark.parametrize(
+    ("device", "dtype", "bias", "dropout", "length", "chosen"),
+    [
+        ("cuda", torch.bfloat16, None, None, 2048, "flex"),
+        ("cuda", torch.bfloat16, CURVE, None, 2048, "flex"),
+        ("cuda", torch.bfloat16, TABLE, None, 2048, None),
+        ("cuda", torch.bfloat16, None, Dropout.drawn(0.1), 2048, None),
+        ("cuda", torch.bfloat16, None, None, 64, None),
+        ("cuda", torch.float32, None, None, 2048, None),
+        ("cpu", torch.bfloat16, None, None, 2048, None),
+    ],
+)
+def test_it_is_chosen(device, dtype, bias, dropout, length, chosen) -> None:
+    q = torch.empty(1, 1, length, 8, dtype=dtype, device="meta")
+    found = kernel("pattern", device, q=q, bias=bias, dropout=dropout)
+    assert (found is None) == (chosen is None)
 
 
 @pytest.fixture
@@ -148,26 +150,28 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_every_pattern_is_compiled(compiled: None, recwarn: pytest.WarningsRecorder) -> None:
     """Behind a limit of graphs torch would compute all pairs without a word."""
     q, k, v = draw(200, 200)
+    given = {"scale": 0.25, "query_positions": 0}
     for pattern in (*PATTERNS[1:3], PATTERNS[-1]):
-        expected, _ = tiled_attention(q, k, v, pattern, scale=0.25, query_positions=0)
-        values, _ = flexed(q, k, v, pattern, scale=0.25, query_positions=0)
+        expected, _ = tiled_attention(q, k, v, pattern, **given)
+        values, _ = flexed(q, k, v, pattern, **given)
         torch.testing.assert_close(values, expected, rtol=0, atol=1e-10)
     assert not [each for each in recwarn if "materializes the full scores" in str(each.message)]
 
 
-def test_a_rule_that_is_not_compiled_is_refused(compiled: None) -> None:
-    rule = Pattern(lambda i, j: (j <= i) & (int(str(3)) + (i - j) < input_of(7)))
-    with pytest.raises(UnsupportedError, match="does not compile the rule"):
-        flexed(*draw(9, 9), rule, scale=1.0, query_positions=0)
-
-
-def test_a_rule_without_a_kernel_is_refused(compiled: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is traced, but made of more than elements; torch's own error is one of its compiler's."""
+def test_a_rule_that_is_not_compiled_is_computed_by_tiles(compiled: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that cannot be traced, and one that is traced and has no kernel."""
+    untraced = Pattern(lambda i, j: (j <= i) & (int(str(3)) + (i - j) < input_of(7)))
     graph = torch.compile(flex.flex_attention, fullgraph=True)
-    monkeypatch.setattr(flex, "_graph", lambda: graph)
-    rule = edges(torch.tensor([[0, 3, 200], [1, 2, 7]]), 300)
-    with pytest.raises(UnsupportedError, match="does not compile the rule"):
-        flexed(*draw(300, 300), rule, scale=1.0, query_positions=0)
+    for rule, made in ((untraced, None), (edges(torch.tensor([[0, 3, 200], [1, 2, 7]]), 300), graph)):
+        if made is not None:
+            monkeypatch.setattr(flex, "_graph", lambda: graph)
+        given = {"scale": 1.0, "query_positions": 0}
+        q, k, v = draw(300, 300)
+        expected = tiled_attention(q, k, v, rule, **given)
+        for _ in range(2):
+            for found, one in zip(flexed(q, k, v, rule, **given), expected, strict=True):
+                torch.testing.assert_close(found, one)
+        assert rule.text in flex.WITHOUT_KERNEL
 
 
 def test_nothing_is_moved_inside_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

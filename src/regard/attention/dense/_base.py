@@ -69,7 +69,7 @@ class Dense(Attention):
         if call.lse and not self.dropped:
             values, lse = tiles(q, k, v, call, scale=scale)
             return Attended(values, call.state, lse=lse)
-        values = dot_product(q, k, v, call, scale=scale, dropout=self.dropped, impl=self.impl)
+        values = dot_product(q, k, v, call, scale=scale, dropout=self.dropped)
         lse = tiles(q, k, v, call, scale=scale)[1] if call.lse else None
         return Attended(values, call.state, lse=lse)
 

@@ -1,8 +1,7 @@
 """Scaled dot-product attention."""
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, ClassVar, Literal, final
+from typing import ClassVar, final
 
 from torch import Tensor
 
@@ -37,18 +36,7 @@ class Softmax(Scaled):
         sees_content_only=True,
         mergeable=True,
     )
-    samples: ClassVar[tuple[Mapping[str, object], ...]] = ({}, {"scale": 0.7, "impl": "chunks"}, {"impl": "tiles"})
-
-    impl: Literal["auto", "reference", "torch", "tiles", "chunks"] = "auto"
-    """`torch` is its fused kernel, `tiles` the tile engine, without dropout, `chunks` the dense engine, `reference` the
-    definition; `auto` is `torch`, except above 2^20 pairs: `chunks` with dropout, else `tiles` with a bias by distance
-    or with leading keys"""
-
-    @classmethod
-    def facts(cls, options: Mapping[str, Any]) -> Info:
-        """The tile engine has no dropout."""
-        supports = replace(cls.default_info.supports, dropout=options["impl"] != "tiles")
-        return replace(cls.default_info, supports=supports)
+    samples: ClassVar[tuple[Mapping[str, object], ...]] = ({}, {"scale": 0.7}, {"scale": 0.3})
 
     def average(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """By the fastest path that keeps memory linear; the log-sum-exp by the tile engine."""

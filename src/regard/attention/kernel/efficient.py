@@ -63,8 +63,6 @@ class Efficient(Attention):
     normaliser: Literal["softmax", "scaling"] = "softmax"
     """`scaling` is rho(x) = x / sqrt(length), Eq. 4: out = Q (K^T V) / keys, signed. It divides by the length of the
     call, so it refuses causal=True"""
-    impl: Literal["auto", "reference", "torch"] = "auto"
-    """`auto` and `torch` are the linear-time form, `reference` the definition"""
 
     @classmethod
     def facts(cls, options: Mapping[str, Any]) -> Info:

@@ -12,6 +12,7 @@ from regard.core.attention import Attended, Call, accumulation_dtype
 from regard.core.errors import ConfigError
 from regard.core.info import Info, Supports
 from regard.core.state import Entry, Summary, constant
+from regard.engines.kernels import kernel
 from regard.engines.sums.engine import kernel_average
 from regard.engines.sums.forms import FORMS, average_by
 from regard.engines.sums.passes import divisor, weightless
@@ -42,7 +43,6 @@ class Linear(Kernel):
     Raises:
         ConfigError: maps of different sizes, signed features with normalise=True, rotary with an odd number of
             features.
-        UnsupportedError: impl="triton" or impl="fla" where the package or a CUDA device is missing.
 
     Example:
         >>> import torch
@@ -71,9 +71,8 @@ class Linear(Kernel):
         {"feature_map": "taylor", "post": "softmax"},
     )
     reasons: ClassVar[Mapping[str, str]] = {
-        "bidirectional": "impl='triton' and impl='fla' are causal only",
         "bias": "its weights are products of features, so no term can be added to a logit",
-        "cross": "rotary features need one sequence of slots, and impl='triton' and impl='fla' are causal only",
+        "cross": "rotary features need one sequence of slots",
     }
 
     feature_map: FixedMap = "elu_plus_one"
@@ -86,21 +85,20 @@ class Linear(Kernel):
     """turn pairs of features by their slots, in the numerator only (the denominator stays positive)"""
     post: Literal["none", "softmax"] = "none"
     """`softmax` takes a softmax over the channels of the output"""
-    impl: Literal["auto", "reference", "torch", "triton", "fla", "quadratic", "recurrent", "cumsum"] = "auto"
-    """`auto` and `torch` are the chunked operator; `quadratic`, `recurrent` and `cumsum` the other forms of the same
-    sum, with O(queries x keys), O(length) sequential and O(length x features x value) memory; `triton` and `fla`
-    (flash-linear-attention) the chunked form as GPU kernels, causal only; `reference` the definition"""
+    impl: Literal["auto", "reference", "quadratic", "recurrent"] = "auto"
+    """`auto` is the chunked operator; `quadratic` and `recurrent` are other forms of the same sum, in O(queries x keys)
+    and O(length) sequential steps; `reference` is the definition"""
 
     @classmethod
     def facts(cls, options: Mapping[str, Any]) -> Info:
         """The default's, less what maps, rotation and post-processing take away."""
         first = FEATURE_MAPS[options["feature_map"]]
         maps = first, FEATURE_MAPS[options["key_feature_map"] or options["feature_map"]]
-        rotary, softmax, gpu = options["rotary"], options["post"] == "softmax", options["impl"] in ("triton", "fla")
+        rotary, softmax = options["rotary"], options["post"] == "softmax"
         quadratic = options["impl"] == "quadratic"
         return replace(
             cls.default_info,
-            supports=replace(cls.default_info.supports, bidirectional=not gpu, cross=not rotary and not gpu),
+            supports=replace(cls.default_info.supports, cross=not rotary),
             time=2 if quadratic else 1,
             memory=2 if quadratic else 1,
             # relu features of a query and of every key may be disjoint: such a row is 0
@@ -120,10 +118,6 @@ class Linear(Kernel):
             raise ConfigError(f"linear({named}) has signed weights, whose sum may vanish; pass normalise=False")
         if self.rotary and sizes[0] % 2:
             raise ConfigError(f"linear(rotary=True) turns pairs of features, got {sizes[0]}; it must be even")
-        if self.impl in ("triton", "fla"):
-            from regard.engines.gpu.linear import kernels
-
-            kernels(self.impl).require()
 
     @property
     def key_map(self) -> FeatureMap:
@@ -168,11 +162,8 @@ class Linear(Kernel):
         """By the operator, or in the form that `impl` names."""
         if self.impl in FORMS:
             return average_by(self.impl, q, k, v, sum, self._maps, key_mask, rotation, self.heads.causal, normalise)
-        if self.impl in ("triton", "fla"):
-            from regard.engines.gpu import linear
-
-            rest = {"key_mask": key_mask, "rotation": rotation}
-            return linear.average(self.impl, q, k, v, sum, self._maps, normalise=normalise, **rest)
+        if average := kernel("linear", q.device.type, q=q, causal=self.heads.causal):
+            return average(q, k, v, sum, self._maps, key_mask=key_mask, rotation=rotation, normalise=normalise)
         return kernel_average(
             q,
             k,

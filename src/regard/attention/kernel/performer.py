@@ -79,8 +79,6 @@ class Performer(RandomKernel):
     ReLU(W x') + 0.001: another kernel, no estimate"""
     norms: Literal["chi", "sqrt"] = "chi"
     """of the rows: `chi` unbiased; `sqrt` all sqrt(dim)"""
-    impl: Literal["auto", "reference", "torch"] = "auto"
-    """`auto` and `torch` are the chunked operator, `reference` the definition (no schedule: only `redraw` draws)"""
 
     @classmethod
     def facts(cls, options: Mapping[str, Any]) -> Info:

@@ -103,8 +103,6 @@ class Rfa(RandomKernel):
     """matrices of each head from which training draws"""
     redraw_interval: Annotated[int, Ge(1)] | None = 1
     """training calls between draws; None: never. A recomputed block counts once"""
-    impl: Literal["auto", "reference", "torch"] = "auto"
-    """`auto` and `torch` are the chunked operator, `reference` the definition (no schedule: only `redraw` draws)"""
     log_sigma: nn.Parameter = weight()
     gate_bias: nn.Parameter = weight()
     """b_g"""

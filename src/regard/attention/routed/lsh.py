@@ -1,7 +1,7 @@
 """Attention among tokens that a locality-sensitive hash puts into one bucket."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, NamedTuple, final
+from typing import Annotated, ClassVar, NamedTuple, final
 
 import torch
 from annotated_types import Ge
@@ -88,8 +88,6 @@ class Lsh(Bucketed):
     """even, or 1 for a single bucket; None: max_length / bucket_size, rounded up to an even number"""
     duplicates: bool = False
     """a key met in several rounds counts once per round"""
-    impl: Literal["auto", "reference", "torch"] = "auto"
-    """`torch` walks tiles of equal buckets; `auto` is `torch`; `reference` is the definition"""
     rotations: Tensor = weight()
 
     def check_options(self) -> None:

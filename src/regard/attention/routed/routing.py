@@ -1,7 +1,7 @@
 """Attention within clusters of content (Routing Transformer)."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, NamedTuple, final
+from typing import Annotated, ClassVar, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -89,8 +89,6 @@ class Routing(Bucketed):
     """c; None: the square root of `max_length`, rounded"""
     decay: Annotated[float, Ge(0), Le(1)] = 0.999
     """g, of the moving averages"""
-    impl: Literal["auto", "reference", "torch"] = "auto"
-    """`torch` walks tiles of equal clusters; `auto` is `torch`; `reference` is the definition"""
     centroids: Tensor = weight()
     """mu: (kv_heads, clusters, dim), unit vectors"""
     carry: Tensor = weight()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, final
+from typing import Annotated, Any, ClassVar, final
 
 import torch
 import torch.nn.functional as F
@@ -96,8 +96,6 @@ class VectorQuantized(Routed):
     """g, of the moving averages"""
     relative: bool = False
     """score by distance in the query's own block and the one before it, as Transformer-XL does; causal only"""
-    impl: Literal["auto", "reference", "torch"] = "auto"
-    """`torch` goes block by block; `auto` is `torch`; `reference` is the definition"""
     code_sum: Tensor = weight()
     code_count: Tensor = weight()
     seen: Tensor = weight()

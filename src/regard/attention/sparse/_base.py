@@ -1,11 +1,9 @@
 """The root of the sparse templates, and the template of patterns: softmax over the pairs of one."""
 
-import typing
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any, Literal, NoReturn
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,19 +11,16 @@ from torch import Tensor
 
 from regard.core.attention import Attended, Attention, Call
 from regard.core.bias import ScoreBias
-from regard.core.errors import UnsupportedError
-from regard.core.info import Info
-from regard.core.options import Options, hints, weight
+from regard.core.options import weight
 from regard.core.state import Entry, Slots, State, slot_positions
-from regard.engines.tiles import ONE_TILE_POSITIONS, Dropout, explicit, gathered_attention, tiled_attention
+from regard.engines.kernels import kernel
+from regard.engines.tiles import Dropout, explicit, gathered_attention, tiled_attention
 from regard.patterns import FAR, Pattern, causal
 
 EXPLICIT_QUERIES = 16
 """up to so many queries on a state see it through an explicit mask"""
 SEARCHED_PAIRS, SEARCHED_DISTANCES = 1 << 22, 1024
 """pairs, and distances at either end, that are looked at to find the outermost distances that a bias needs"""
-OTHER_ENGINES = ("flex", "triton")
-"""values of `impl` that not every mechanism has"""
 
 
 class PatternSoftmax(Attention):
@@ -42,25 +37,10 @@ class PatternSoftmax(Attention):
     """which pairs attend, causality included"""
     factor: float = weight()
     """what the inner products are multiplied by"""
-    one_tile: int = weight()
-    """up to so many queries and keys, one tile holds everything"""
-
-    @classmethod
-    def filled(cls, values: Mapping[str, object], label: str) -> Options:
-        """As `Configured.filled`.
-
-        Raises:
-            UnsupportedError: an `impl` that other mechanisms have and this one has not.
-        """
-        impl, choices = values.get("impl"), typing.get_args(hints(cls)["impl"])
-        if impl in OTHER_ENGINES and impl not in choices:
-            raise UnsupportedError(f"{label} has no impl={impl!r}; it has {', '.join(choices)}")
-        return super().filled(values, label)
 
     def setup(self) -> None:
         """Draw the weights, and make the pattern."""
         self.factor = self.heads.key_dim**-0.5 if self.scale is None else self.scale
-        self.one_tile = 0 if self.impl == "torch" else ONE_TILE_POSITIONS
         self.draw_weights()
         self.make_pattern()
 
@@ -138,22 +118,6 @@ class Sparse(PatternSoftmax):
     that a later query may see.
     """
 
-    impl: Literal["auto", "reference", "torch", "flex"] = "auto"
-    """`torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the definition;
-    `flex` is FlexAttention, which has no backward on a CPU, and no dropout"""
-
-    @classmethod
-    def facts(cls, options: Mapping[str, Any]) -> Info:
-        """FlexAttention drops no weights."""
-        info = cls.default_info
-        return replace(info, supports=replace(info.supports, dropout=False)) if options["impl"] == "flex" else info
-
-    def refuse(self, what: str, capability: str) -> NoReturn:
-        """As `Mechanism.refuse`; dropout is refused by the engine."""
-        if capability == "dropout" and self.impl == "flex":
-            raise UnsupportedError(f'{self._name} does not support {what} with impl="flex"; impl="torch" drops weights')
-        super().refuse(what, capability)
-
     def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
         """Over the tiles of the pattern; a few queries on a state over what it keeps."""
         k, v, call, key_positions = self._remember(k, v, call)
@@ -174,11 +138,8 @@ class Sparse(PatternSoftmax):
     def _tiles(
         self, q: Tensor, k: Tensor, v: Tensor, call: Call, key_positions: Tensor | int, dropout: Dropout | None
     ) -> tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]:
-        """(values, lse) by the tiles of the pattern: ours on every device, unless `flex` is asked for."""
-        if self.impl == "flex":
-            from regard.engines.gpu.flex import flexed as engine
-        else:
-            engine = partial(tiled_attention, whole=self.one_tile)
+        """(values, lse) by the tiles of the pattern, or by the kernel of a device."""
+        engine = kernel("pattern", q.device.type, q=q, bias=call.bias, dropout=dropout) or tiled_attention
         return engine(
             q,
             k,

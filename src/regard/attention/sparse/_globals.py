@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -54,9 +54,6 @@ class Globals(PatternSoftmax):
     `pairs` and `allowed`, global tokens apart, and says in `leading`, `symmetric` and `marked` which tokens are global.
     Cost: that of the pattern and O(length G dim) time, O(length (dim + G)) memory for G global tokens.
     """
-
-    impl: Literal["auto", "reference", "torch"] = "auto"
-    """`torch` always walks 64 x 64 tiles; `auto` takes one tile up to 256 positions; `reference` is the definition"""
 
     @property
     def leading(self) -> int:
@@ -137,7 +134,6 @@ class Globals(PatternSoftmax):
             key_mask=keep,
             bias=self.near(q, bias),
             dropout=view.dropout,
-            whole=self.one_tile,
         )
 
     def near(self, q: Tensor, bias: ScoreBias | None) -> ScoreBias | None:

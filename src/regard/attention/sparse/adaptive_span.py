@@ -51,7 +51,7 @@ class AdaptiveSpan(Sparse):
     )
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"max_span": 6, "ramp": 3, "initial": 0.6},
-        {"max_span": 200, "ramp": 5, "initial": 0.02, "impl": "torch"},
+        {"max_span": 200, "ramp": 5, "initial": 0.02},
         {"max_span": 5, "ramp": 2, "initial": 0.6, "scale": 0.7},
     )
     reasons: ClassVar[Mapping[str, str]] = {

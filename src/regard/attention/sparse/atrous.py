@@ -42,7 +42,7 @@ class Atrous(Sparse):
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"dilation": 3},
-        {"dilation": 2, "impl": "torch"},
+        {"dilation": 2},
         {"dilation": 6, "scale": 0.7},
         {"dilation": 3, "impl": "reference"},
     )

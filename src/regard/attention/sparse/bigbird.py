@@ -56,7 +56,7 @@ class Bigbird(Globals):
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"block_size": 2, "num_random": 2},
-        {"form": "etc", "block_size": 3, "num_global": 2, "impl": "torch", "scale": 0.7},
+        {"form": "etc", "block_size": 3, "num_global": 2, "scale": 0.7},
     )
 
     reasons: ClassVar[Mapping[str, str]] = {"cross": "neighbours need queries and keys at the same positions"}

@@ -50,7 +50,7 @@ class Blockwise(Sparse):
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"blocks": 16},
-        {"blocks": 16, "shift": 3, "impl": "torch"},
+        {"blocks": 16, "shift": 3},
         {"blocks": 5, "shift": 0, "scale": 0.7},
         {"blocks": 1},
         {"blocks": 4, "impl": "reference"},

@@ -1,7 +1,7 @@
 """Attention to a window that every token chooses."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, final
+from typing import Annotated, ClassVar, final
 
 import torch
 from annotated_types import Ge
@@ -61,8 +61,6 @@ class DynamicSpan(Sparse):
         "cross": "a span needs queries and keys at the same positions",
     }
 
-    impl: Literal["auto", "reference"] = "auto"
-    """`reference` is the definition"""
     max_span: Annotated[int, Ge(1)] = 1024
     """largest distance that a token may ask for"""
     ramp: Annotated[int, Ge(1)] = 32

@@ -56,7 +56,7 @@ class Etc(Globals):
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"window": 3, "max_distance": 2},
-        {"window": 2, "num_global": 0, "g2l": "segment", "scale": 0.7, "impl": "torch"},
+        {"window": 2, "num_global": 0, "g2l": "segment", "scale": 0.7},
         {"window": 2, "num_global": 2, "g2g": "self", "l2g": "segment"},
     )
 

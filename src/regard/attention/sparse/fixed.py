@@ -53,7 +53,7 @@ class Fixed(Sparse):
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"stride": 4, "columns": 2},
-        {"stride": 4, "columns": 2, "part": "summary", "impl": "torch"},
+        {"stride": 4, "columns": 2, "part": "summary"},
         {"stride": 5, "part": "block", "columns": 1, "scale": 0.7},
         {"stride": 3, "columns": 1, "impl": "reference"},
     )

@@ -48,7 +48,7 @@ class FixedUnion(Sparse):
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"stride": 4, "columns": 1},
-        {"stride": 5, "columns": 2, "impl": "torch"},
+        {"stride": 5, "columns": 2},
         {"stride": 3, "columns": 3, "scale": 0.7},
         {"stride": 6, "columns": 2, "impl": "reference"},
     )

@@ -45,7 +45,7 @@ class ImageLocal1d(Sparse):
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"block_size": 2, "memory": 3},
-        {"block_size": 25, "memory": 6, "impl": "torch"},
+        {"block_size": 25, "memory": 6},
         {"block_size": 1, "memory": 2, "scale": 0.7},
         {"block_size": 5, "impl": "reference"},
     )

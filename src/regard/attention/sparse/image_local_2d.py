@@ -50,7 +50,7 @@ class ImageLocal2d(Sparse):
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"width": 5, "query_block": (5, 1), "flange": (2, 1)},
-        {"width": 5, "channels": 2, "query_block": (5, 1), "flange": (4, 2), "impl": "torch"},
+        {"width": 5, "channels": 2, "query_block": (5, 1), "flange": (4, 2)},
         {"width": 2, "query_block": (1, 1), "flange": (3, 0), "scale": 0.7},
         {"width": 4, "query_block": (2, 2), "flange": (1, 1), "impl": "reference"},
     )

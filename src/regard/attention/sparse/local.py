@@ -44,7 +44,7 @@ class Local(Sparse):
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"window": 3},
-        {"window": 2, "dilation": 3, "impl": "torch"},
+        {"window": 2, "dilation": 3},
         {"window": 9, "scale": 0.7},
         {"window": 4, "impl": "reference"},
     )

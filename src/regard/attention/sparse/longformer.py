@@ -49,7 +49,7 @@ class Longformer(Globals):
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"window": 3},
-        {"window": 2, "dilation": (1, 3), "num_global": 2, "impl": "torch"},
+        {"window": 2, "dilation": (1, 3), "num_global": 2},
         {"window": 3, "num_global": 0, "scale": 0.7},
     )
 

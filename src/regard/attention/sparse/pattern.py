@@ -46,7 +46,7 @@ class Pattern(Sparse):
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"rule": "window(3) | strided(4)"},
-        {"rule": "window(2) | strided(3)", "impl": "torch"},
+        {"rule": "window(2) | strided(3)"},
         {"rule": "block(5) | strided(4)", "scale": 0.7},
     )
 

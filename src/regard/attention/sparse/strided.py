@@ -48,7 +48,7 @@ class Strided(Sparse):
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"stride": 4},
-        {"stride": 3, "part": "stride", "impl": "torch"},
+        {"stride": 3, "part": "stride"},
         {"stride": 5, "part": "window", "scale": 0.7},
         {"stride": 3, "impl": "reference"},
     )

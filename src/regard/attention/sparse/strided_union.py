@@ -44,7 +44,7 @@ class StridedUnion(Sparse):
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
         {"stride": 4},
-        {"stride": 3, "impl": "torch"},
+        {"stride": 3},
         {"stride": 1, "scale": 0.7},
         {"stride": 5, "impl": "reference"},
     )

@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.core.attention import Call, accumulation_dtype
 from regard.core.compiling import exporting
 from regard.engines.dense.chunks import Rule, chunked, publish, softmax
+from regard.engines.kernels import forced_engine
 from regard.engines.tiles import tiled_attention
 from regard.patterns import causal, everything
 
@@ -29,7 +30,6 @@ def dot_product(
     *,
     scale: float,
     dropout: float = 0.0,
-    impl: str = "auto",
 ) -> Float[Tensor, "batch heads queries value"]:
     """softmax(scale q k^T + bias) v over the allowed keys; a row without any gives 0.
 
@@ -37,13 +37,9 @@ def dot_product(
         call: its mask, bias and slots; keys and values under the mask are 0.
         scale: of the logits; positive.
         dropout: of the weights.
-        impl: `torch`: the fused kernel, whatever it materialises; `tiles`: the tile engine, which has no dropout;
-            `chunks`: the dense engine; `auto`: see `choose`.
     """
-    if impl == "auto":
-        impl = choose(q.shape[2], k.shape[2], call, dropout)
-    match impl:
-        case "torch":
+    match choose(q.shape[2], k.shape[2], call, dropout):
+        case "fused":
             return fused(q, k, v, call, scale=scale, dropout=dropout)
         case "tiles":
             assert not dropout
@@ -91,13 +87,16 @@ def choose(queries: int, keys: int, call: Call, dropout: float) -> str:
     The fused kernel, except on larger calls with dropout (`chunks`), and with a bias by distance or leading keys
     (`tiles`).
     """
+    engine = forced_engine()
+    if engine in ("fused", "chunks") or (engine == "tiles" and not dropout):
+        return engine
     by_distance = call.bias is not None and call.bias.by_distance
     leading = call.causal and 1 < queries < keys
     if not (dropout or by_distance or leading):
-        return "torch"
+        return "fused"
     # An exported graph serves every length, so it does not ask for this one.
     if not exporting() and queries * keys <= MATERIALISED_PAIRS:
-        return "torch"
+        return "fused"
     return "chunks" if dropout else "tiles"
 
 

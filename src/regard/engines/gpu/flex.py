@@ -1,4 +1,4 @@
-"""Attention over a pattern by torch's FlexAttention, for `impl="flex"` of the sparse family.
+"""Attention over a pattern by torch's FlexAttention.
 
 A pattern's rule becomes the `mask_mod`, a bias by distance a lookup in the `score_mod`, and the blocks come from the
 same interval arithmetic that lays out our own tiles, so that nothing of queries x keys exists. On a GPU the call is
@@ -7,6 +7,7 @@ compiled. On a CPU FlexAttention runs eagerly, as a plain formula without a back
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,9 +18,7 @@ from torch.nn.attention import flex_attention as flex_module
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, flex_attention
 
 from regard.core.bias import ScoreBias
-from regard.core.errors import ConfigError, UnsupportedError
-from regard.core.transforms import refuse_tangents
-from regard.engines.tiles import Dropout, explicit
+from regard.engines.tiles import explicit, tiled_attention
 from regard.engines.tiles.layout import touched
 from regard.engines.tiles.parts import natural
 from regard.patterns import Pattern
@@ -28,6 +27,8 @@ BLOCK = 128
 """positions in a block: the least that FlexAttention takes by default"""
 GRAPHS = 1 << 10
 """of a process, each for a pattern in a type and a mode; behind its own 8 torch would go on without a kernel"""
+WITHOUT_KERNEL: set[str] = set()
+"""texts of patterns that torch did not compile"""
 
 
 def flexed(
@@ -35,59 +36,34 @@ def flexed(
     k: Float[Tensor, "batch kv_heads keys dim"],
     v: Float[Tensor, "batch kv_heads keys value"],
     pattern: Pattern,
-    *,
-    scale: float,
-    query_positions: Int[Tensor, " queries"] | int,
-    key_positions: Int[Tensor, " keys"] | int = 0,
-    key_mask: Bool[Tensor, "batch keys"] | None = None,
-    bias: ScoreBias | None = None,
-    dropout: Dropout | None = None,
+    **given: Any,
 ) -> tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]:
-    """Softmax attention over the pairs of a pattern, as `regard.engines.tiles.tiled_attention` computes it.
+    """Softmax attention over the pairs of a pattern, as `tiled_attention` computes it, which also serves rules that
+    torch does not compile.
 
     Args:
-        q, k, v: heads of keys and values may be fewer (grouped).
-        pattern: which pairs attend, including causality; for all heads or for each.
-        scale: of the logits.
-        query_positions, key_positions: one for each, or the first of consecutive ones.
-        key_mask: True = keep.
-        bias: its `curve` is added to the logits.
-        dropout: refused: FlexAttention modifies scores, of which the weights are made, and not the weights.
-
-    Returns:
-        (values, lse); a query without keys has value 0 and lse -inf.
-
-    Raises:
-        UnsupportedError: dropout; other parts of a bias; on a CPU, inputs that need a gradient; tangents; a rule that
-            torch does not compile.
-        ConfigError: a pattern per head for another number of heads.
+        q, k, v, pattern: as there.
+        given: scale, query_positions, key_positions, key_mask, bias (a curve over distances) and dropout (None), as
+            there.
     """
-    if pattern.heads is not None and pattern.heads != q.shape[1]:
-        raise ConfigError(f"the pattern is one of {pattern.heads} heads, the queries have {q.shape[1]}")
-    if dropout is not None:
-        raise UnsupportedError('impl="flex" drops no weights; impl="torch" does')
-    if bias is not None and (bias.table is not None or bias.relative is not None):
-        raise UnsupportedError(
-            'impl="flex" adds a bias that is a curve over distances; bias.table and bias.query with bias.relative need '
-            'impl="torch"'
+    if not q.shape[2] or not k.shape[2] or pattern.text in WITHOUT_KERNEL:
+        return tiled_attention(q, k, v, pattern, **given)
+    i = explicit(given["query_positions"], q.shape[2], q.device)
+    j = explicit(given.get("key_positions", 0), k.shape[2], q.device)
+    try:
+        values, extra = _attention(q.device.type)(
+            q,
+            k,
+            v,
+            score_mod=_added(given.get("bias"), i, j),
+            block_mask=block_mask(pattern, i, j, given.get("key_mask")),
+            scale=given["scale"],
+            enable_gqa=q.shape[1] != k.shape[1],
+            return_aux=AuxRequest(lse=True),
         )
-    learned = (q, k, v) if bias is None or bias.curve is None else (q, k, v, bias.curve)
-    if q.device.type == "cpu" and torch.is_grad_enabled() and any(x.requires_grad for x in learned):
-        raise UnsupportedError('impl="flex" has no backward pass on a CPU; impl="torch" has one')
-    refuse_tangents("FlexAttention", learned)
-    if not q.shape[2] or not k.shape[2]:
-        return v.new_zeros(*q.shape[:3], v.shape[3]), q.new_full(q.shape[:3], float("-inf"))
-    i, j = explicit(query_positions, q.shape[2], q.device), explicit(key_positions, k.shape[2], q.device)
-    values, extra = _attention(q.device.type)(
-        q,
-        k,
-        v,
-        score_mod=_added(bias, i, j),
-        block_mask=block_mask(pattern, i, j, key_mask),
-        scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
-        return_aux=AuxRequest(lse=True),
-    )
+    except (Unsupported, InductorError):
+        WITHOUT_KERNEL.add(pattern.text)
+        return tiled_attention(q, k, v, pattern, **given)
     assert extra.lse is not None
     return values, extra.lse
 
@@ -106,12 +82,7 @@ def _graph() -> Callable[..., tuple[Tensor, AuxOutput]]:
 def _compiled(*operands: Tensor, **options: object) -> tuple[Tensor, AuxOutput]:
     """FlexAttention as a kernel or not at all: what torch does not compile it computes from queries x keys logits."""
     with torch._dynamo.config.patch(recompile_limit=GRAPHS):
-        try:
-            return _graph()(*operands, **options)
-        except (Unsupported, InductorError) as error:
-            raise UnsupportedError(
-                f'impl="flex": torch does not compile the rule of this pattern; impl="torch" takes any. {error}'
-            ) from error
+        return _graph()(*operands, **options)
 
 
 def _eager(*operands: Tensor, **options: object) -> tuple[Tensor, AuxOutput]:

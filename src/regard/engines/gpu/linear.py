@@ -1,27 +1,17 @@
-"""Causal linear attention by optional GPU kernels: our own in Triton, or those of flash-linear-attention."""
-
-from importlib import import_module
-from types import ModuleType
+"""Causal linear attention by Triton kernels."""
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.core.attention import accumulation_dtype
+from regard.engines.gpu.linear_triton import causal_average
 from regard.engines.sums.passes import empty_sum, turned
 from regard.engines.sums.step import Averaged, step
 from regard.features.maps import FeatureMap
 
-IMPLS = ("triton", "fla")
-
-
-def kernels(impl: str) -> ModuleType:
-    """The module behind an `impl`; its `require` refuses where the kernels cannot run."""
-    return import_module(f"regard.engines.gpu.linear_{impl}")
-
 
 def average(
-    impl: str,
     q: Float[Tensor, "batch heads queries dim"],
     k: Float[Tensor, "batch kv_heads keys dim"],
     v: Float[Tensor, "batch kv_heads keys value"],
@@ -35,7 +25,6 @@ def average(
     """`kernel_average` for causal heads without log weights. Features are made in q's dtype.
 
     Args:
-        impl: whose kernels.
         q, k, v, sum, key_mask, rotation, normalise: as `kernel_average`.
         maps: of queries and of keys.
     """
@@ -56,9 +45,5 @@ def average(
         if not q.shape[2]:
             values, total = v.new_empty(*q.shape[:3], v.shape[3]), sum.new_empty(q.shape[:3])
         else:
-            if impl == "triton":  # not `kernels(impl)`, which a compiler cannot follow
-                from regard.engines.gpu.linear_triton import causal_average
-            else:
-                from regard.engines.gpu.linear_fla import causal_average
             values, total, sum = causal_average(fq, fk, v, sum, normalise)
     return Averaged(values, total, total.new_empty(0), sum, total.new_empty(0))

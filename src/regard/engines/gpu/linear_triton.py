@@ -1,4 +1,4 @@
-"""Chunked causal linear attention as Triton kernels, forward and backward, for `impl="triton"` of the kernel family.
+"""Chunked causal linear attention as Triton kernels, forward and backward.
 
 With features f_i of queries and g_j of keys (0 where padded), chunks of C positions and S, z the sums before a chunk:
 
@@ -12,31 +12,13 @@ rather than kept. Products take the inputs' dtype and accumulate in float32 (flo
 With TRITON_INTERPRET=1 the kernels run on a CPU, slowly, which is how they are tested where no GPU is.
 """
 
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core.errors import UnsupportedError
-from regard.engines.gpu._interpreter import INTERPRETED
 from regard.engines.operator import Wanted, operator
-
-
-def require() -> None:
-    """Refuse where the kernels cannot run.
-
-    Raises:
-        UnsupportedError: triton is not installed, or there is neither a CUDA device nor Triton's interpreter.
-    """
-    if find_spec("triton") is None:
-        raise UnsupportedError('impl="triton" needs the package triton: pip install triton, or leave impl="auto"')
-    if not (INTERPRETED or torch.cuda.is_available()):
-        raise UnsupportedError(
-            'impl="triton" needs a CUDA device (or TRITON_INTERPRET=1 in the environment, which is slow); '
-            'impl="auto" serves every device'
-        )
 
 
 def causal_average(

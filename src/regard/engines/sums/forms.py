@@ -1,4 +1,4 @@
-"""The other forms of linear attention: quadratic, recurrent, cumulative sums. For tests, claims and short inputs."""
+"""The other forms of linear attention: quadratic and recurrent. For tests, claims and short inputs."""
 
 import torch
 from torch import Tensor
@@ -59,13 +59,4 @@ def _recurrent(fq: Tensor, fk: Tensor, columns: Tensor, start: Tensor, causal: b
     return (torch.cat(rows, -2) if rows else fq @ state), state
 
 
-def _cumsum(fq: Tensor, fk: Tensor, columns: Tensor, start: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """Every state at once, by a cumulative sum: length x features x value numbers."""
-    states = start[..., None, :, :] + (fk[..., None] * columns[..., None, :]).cumsum(-3)
-    queries, keys = fq.shape[-2], fk.shape[-2]
-    end = states[..., -1, :, :] if keys else start
-    y = (fq[..., None, :] @ states[..., keys - queries :, :, :])[..., 0, :] if causal else fq @ end
-    return y, end
-
-
-FORMS = {"quadratic": _quadratic, "recurrent": _recurrent, "cumsum": _cumsum}
+FORMS = {"quadratic": _quadratic, "recurrent": _recurrent}

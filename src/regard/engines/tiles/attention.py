@@ -15,6 +15,7 @@ from torch import Tensor
 from regard.core.bias import ScoreBias
 from regard.core.errors import ConfigError
 from regard.core.precision import accumulation_dtype
+from regard.engines.kernels import forced_engine
 from regard.engines.operator import Wanted, operator
 from regard.engines.tiles.decay import Sight, faded, gate_gradient, level_tiles, pair_sums, to_nearest
 from regard.engines.tiles.dropout import Dropout, labels
@@ -43,7 +44,7 @@ def tiled_attention(
     bias: ScoreBias | None = None,
     log_gates: Float[Tensor, "batch heads slots"] | None = None,
     dropout: Dropout | None = None,
-    whole: int = ONE_TILE_POSITIONS,
+    whole: int | None = None,
 ) -> tuple[Float[Tensor, "batch heads queries value"], Float[Tensor, "batch heads queries"]]:
     """Softmax attention over the pairs of a pattern.
 
@@ -60,7 +61,7 @@ def tiled_attention(
             the sum of those behind its key up to its query. -inf: nothing before is seen. Positions are consecutive,
             and no query sees a later key.
         dropout: which weights are dropped after the softmax, by the positions of queries and keys; the lse has all.
-        whole: up to this many queries and keys, one tile holds everything.
+        whole: up to this many queries and keys, one tile holds everything; None: 256, and 0 where tiles are forced.
 
     Returns:
         (values, lse), both differentiable. A query without keys has value 0 and lse -inf. lse has the dtype of the
@@ -96,6 +97,8 @@ def tiled_attention(
     if not pattern.anchored and isinstance(query_positions, int) and isinstance(key_positions, int):
         moved = key_positions  # distances alone: one layout at any offset
         query_positions, key_positions = query_positions - moved, 0
+    if whole is None:
+        whole = 0 if forced_engine() == "tiles" else ONE_TILE_POSITIONS
     dtype = accumulation_dtype(q.dtype)
     curve = query = relative = None
     if bias is not None and bias.curve is not None:

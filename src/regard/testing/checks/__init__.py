@@ -7,6 +7,7 @@ from regard.catalog import parts, resolve
 from regard.core.attention import Attention
 from regard.core.errors import ConfigError, RegardError, nearest
 from regard.core.types_of import typed
+from regard.engines.kernels import forced, forced_engine
 from regard.files import consent
 from regard.testing.checks import (  # noqa: F401 - each module enters its checks into the suite, in this order
     apart,
@@ -35,6 +36,8 @@ from regard.testing.registry import REGISTERED, Check, CheckResult, conduct
 
 CHECKS: dict[str, Check] = {name: each for name, each in REGISTERED.items() if issubclass(each.kind, Attention)}
 """Every check of mechanisms by name, in the order in which they run."""
+ENGINES = ("", "tiles", "chunks")
+"""forced for one option set after the other: engines of long calls, in the short calls of the checks"""
 
 
 @typed
@@ -84,7 +87,8 @@ def check_attention(
             for each in wanted:
                 if each.once and at > 0:
                     continue
-                results.append(conduct(each, subject))
+                with forced(forced_engine() or ENGINES[at % len(ENGINES)]):
+                    results.append(conduct(each, subject))
                 if stop_at_failure and results[-1].status == "failed":
                     return results
     return results
