@@ -34,7 +34,11 @@ def test_what_says_nothing_about_a_check_is_none():
     exact = function.__code__
     assert replace(sound, after=sound.before).objection() == "passes reference_gradients"
     assert replace(sound, after="no_such_name").objection().startswith("crashes: NameError")
-    assert replace(sound, subject="tests.mutants.gradient:DetachedNormaliser").objection().startswith("fails without the change")
+    assert (
+        replace(sound, subject="tests.mutants.gradient:DetachedNormaliser")
+        .objection()
+        .startswith("fails without the change")
+    )
     assert function.__code__ is exact
     with pytest.raises(AssertionError, match="has 0 such texts"):
         replace(sound, before="no such text").objection()

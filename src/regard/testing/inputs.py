@@ -1,7 +1,7 @@
 """The subject and the inputs of a check: one mechanism with one option set, and signed random inputs that fit it."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -10,9 +10,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from regard.core.attention import Attended, Attention, Heads, State, generator
+from regard.core.attention import Attended, Attention, Heads, generator
 from regard.core.info import Info, Input
-from regard.testing.compare import largest_error, require
+from regard.testing.compare import largest_error
 from regard.testing.sizes import growing, largest_size
 
 LENGTH = 13
@@ -328,57 +328,6 @@ def define(mechanism: Attention, x: Inputs, **given: Any) -> Tensor:
 def definition(mechanism: Attention, x: Inputs, **given: Any) -> Tensor:
     """As `define`, without recording gradients."""
     return define(mechanism, x, **given)
-
-
-def next_state(answer: Attended) -> State:
-    """The state that a call gave."""
-    require(answer.state is not None, "no state came back")
-    assert answer.state is not None
-    return answer.state
-
-
-def lse_of(answer: Attended) -> Tensor:
-    """The log-sum-exp that a call gave."""
-    require(answer.lse is not None, "no log-sum-exp came back")
-    assert answer.lse is not None
-    return answer.lse
-
-
-def start(mechanism: Attention, batch: int = 2, dtype: torch.dtype = torch.float64) -> State:
-    """A state of no slots."""
-    return mechanism.initial_state(batch, dtype=dtype, device=here())
-
-
-def stream(
-    mechanism: Attention,
-    x: Inputs,
-    cut: Sequence[int],
-    *,
-    state: State | None = None,
-    how: Callable[..., Attended] = run,
-    lse: bool = False,
-    **of_slots: Tensor | None,
-) -> tuple[Tensor, State]:
-    """The values, or the log-sum-exp, and the last state of a sequence that comes in pieces.
-
-    Args:
-        mechanism: causal.
-        x: the whole sequence.
-        cut: slots of each piece.
-        state: what it goes on from; None: nothing.
-        how: `run`, or `call` to record gradients.
-        lse: the log-sum-exp.
-        of_slots: arguments of the call with one entry per slot, (batch, slots).
-    """
-    state, out, at = start(mechanism, x.k.shape[0], x.k.dtype) if state is None else state, list[Tensor](), 0
-    before = state.length
-    for count in cut:
-        piece = {name: None if y is None else y[:, at : at + count] for name, y in of_slots.items()}
-        answer = how(mechanism, x.slots(at, at + count), state=state, lse=lse, **piece)
-        state, at = next_state(answer), at + count
-        require(state.length == before + at, f"state.length is {state.length} after {before + at} slots")
-        out.append(lse_of(answer) if lse else answer.values)
-    return torch.cat(out, 2), state
 
 
 def changed(x: Inputs, where: Tensor | slice, heads: Heads, info: Info, seed: str, scale: float = 1.0) -> Inputs:

@@ -12,20 +12,9 @@ from regard.core.attention import Attention, Heads
 from regard.core.bias import ScoreBias
 from regard.core.errors import ConfigError, LimitError, ShapeError, UnsupportedError
 from regard.testing.compare import assert_close, assert_identical, refused, require
-from regard.testing.inputs import (
-    LENGTH,
-    Inputs,
-    Subject,
-    call,
-    changed,
-    definition,
-    exact_copy,
-    here,
-    randn,
-    run,
-    start,
-)
+from regard.testing.inputs import LENGTH, Inputs, Subject, call, changed, definition, exact_copy, here, randn, run
 from regard.testing.registry import check
+from regard.testing.streams import start
 
 
 @check()

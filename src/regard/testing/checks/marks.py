@@ -17,9 +17,9 @@ from regard.testing.inputs import (
     here,
     mask_with_holes,
     run,
-    stream,
 )
 from regard.testing.registry import check
+from regard.testing.streams import stream
 
 _REFUSED = ("not supports.marks", "refusals")
 _NOT_CAUSAL = ("not supports.causal", "refusals")

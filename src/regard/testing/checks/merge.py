@@ -10,21 +10,9 @@ from regard.core.attention import Attended, Attention, accumulation_dtype, merge
 from regard.core.bias import ScoreBias
 from regard.testing.checks.bias import far_curve
 from regard.testing.compare import assert_close, assert_gradients, largest_error, require
-from regard.testing.inputs import (
-    LENGTH,
-    Inputs,
-    Subject,
-    call,
-    definition,
-    here,
-    lse_of,
-    mask_with_holes,
-    randn,
-    run,
-    start,
-    stream,
-)
+from regard.testing.inputs import LENGTH, Inputs, Subject, call, definition, here, mask_with_holes, randn, run
 from regard.testing.registry import check
+from regard.testing.streams import lse_of, start, stream
 
 _CUT = 5
 """keys of the first part"""

@@ -25,9 +25,9 @@ from regard.testing.inputs import (
     here,
     randn,
     run,
-    stream,
 )
 from regard.testing.registry import check
+from regard.testing.streams import stream
 
 FLOAT32_ERROR = 2e-6
 """of the largest output; more only where the definition itself loses it, see `conditioning`"""

@@ -10,8 +10,9 @@ from regard.core.attention import Attention, State
 from regard.core.errors import ShapeError, UnsupportedError
 from regard.testing.checks.state import same_state
 from regard.testing.compare import assert_close, assert_identical, refused, require
-from regard.testing.inputs import LENGTH, Inputs, Subject, here, mask_with_holes, next_state, run, start, stream
+from regard.testing.inputs import LENGTH, Inputs, Subject, here, mask_with_holes, run
 from regard.testing.registry import check
+from regard.testing.streams import next_state, start, stream
 
 _STATELESS = ("not supports.state", "refusals")
 _NOT_CAUSAL = ("not supports.causal", "refusals")

@@ -19,15 +19,13 @@ from regard.testing.inputs import (
     draw,
     here,
     mask_with_holes,
-    next_state,
     randn,
     run,
-    start,
-    stream,
     two_way_splits,
 )
 from regard.testing.registry import check
 from regard.testing.sizes import LONGEST, growing
+from regard.testing.streams import next_state, start, stream
 
 _STATELESS = ("not supports.state", "refusals")
 _NOT_CAUSAL = ("not supports.causal", "refusals")

@@ -14,8 +14,9 @@ from torch import Tensor, func, nn
 from regard.core.attention import Attention
 from regard.core.errors import ConfigError, UnsupportedError
 from regard.testing.compare import assert_close, require
-from regard.testing.inputs import LENGTH, Inputs, Subject, as_queries, call, define, here, mask_with_holes, randn, start
+from regard.testing.inputs import LENGTH, Inputs, Subject, as_queries, call, define, here, mask_with_holes, randn
 from regard.testing.registry import check
+from regard.testing.streams import start
 
 Leaves = Mapping[str, Tensor]
 Function = Callable[..., Tensor]

@@ -8,9 +8,10 @@ from torch import Tensor
 from regard.core.attention import Attention
 from regard.functional import weights
 from regard.testing.compare import assert_close, largest_error, require
-from regard.testing.inputs import LENGTH, Inputs, Subject, as_queries, draw, here, mask_with_holes, randn, run, stream
+from regard.testing.inputs import LENGTH, Inputs, Subject, as_queries, draw, here, mask_with_holes, randn, run
 from regard.testing.registry import check
 from regard.testing.sizes import growing
+from regard.testing.streams import stream
 
 EXACT = 1e-12
 """an approximation that errs less has not begun to approximate"""
