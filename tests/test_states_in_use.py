@@ -254,36 +254,10 @@ def test_a_parametrization_leaves_a_mechanism_its_states():
 
 
 @torch.no_grad()
-def test_sums_of_a_narrower_dtype_are_refused():
-    mechanism = built("linear")
-    with pytest.raises(ShapeError, match="does not fit a call"):
-        mechanism(*draw(1), state=mechanism.initial_state(1, dtype=torch.float32))
-
-
-@torch.no_grad()
 def test_a_state_that_dropped_slots_says_so():
     state = after(built("length_switch(exact_keys=4)"), draw(9)).state
     with pytest.raises(UnsupportedError, match="keep the earlier state"):
         state.rewind(1)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("length", [1, 5, 80])
-@pytest.mark.parametrize("name", regard.names())
-def test_an_empty_batch_has_empty_outputs(name, length):
-    supports = regard.describe(name).supports
-    x = draw(length, batch=0)[[1, 1, 2]]
-    for causal in [mode for mode in (False, True) if (supports.causal if mode else supports.bidirectional)]:
-        mechanism = built(name, Heads(count=2, key_dim=8, causal=causal, max_length=128))
-        more = {}
-        for declared, each in mechanism.info.inputs.items():
-            heads, width = each.shape(mechanism.heads)
-            more[declared] = torch.zeros(0, heads, length, width, dtype=WIDE)
-        assert mechanism(*x, inputs=more).values.shape == (0, 2, length, 8)
-        if causal and mechanism.info.supports.state:
-            answer = mechanism(*x, inputs=more, state=mechanism.initial_state(0, dtype=WIDE))
-            assert answer.values.shape == (0, 2, length, 8)
-            assert answer.state.length == length
 
 
 @pytest.mark.parametrize("spec", ["softmax", "linear"])
