@@ -16,7 +16,7 @@ from regard.position.rotary import Rotary
 from regard.position.sinusoidal import Sinusoidal
 from regard.testing import CHECKS, check, check_attention
 from regard.testing.counting import count
-from regard.testing.inputs import LENGTH, Subject, changed, draw, has_margin
+from regard.testing.inputs import LENGTH, Subject, changed, draw, has_margin, mask_with_holes, two_way_splits
 from tests.laws import PART_CHECKS, check_part
 from tests.mutants import toys
 
@@ -176,6 +176,17 @@ def test_margin_is_noticed_where_a_choice_is_about_to_flip():
     k[:, :, 4] -= (k[:, :, 4] @ plane)[..., None] * plane
     assert has_margin(mechanism, subject.inputs(mechanism, batch=1))
     assert not has_margin(mechanism, x.replaced(q=k, k=k))
+
+
+def test_splits_and_masks():
+    cuts = list(two_way_splits(LENGTH))
+    assert {cut for cut in cuts if len(cut) == 2} == {(n, LENGTH - n) for n in range(1, LENGTH)}
+    assert (1,) * LENGTH in cuts
+    assert all(sum(cut) == LENGTH and min(cut) > 0 for cut in cuts)
+    keep = mask_with_holes(3, LENGTH)
+    assert keep[:, 0].all()
+    assert (~keep).any(1).all()
+    assert not torch.equal(keep[0], keep[1])
 
 
 def root_of_product(x):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,6 +63,8 @@ def test_every_option_is_described_once_where_it_is_declared(name):
         for option, text in declared(base)
     }
     assert [option for option in cls.defaults if not described[option].strip()] == []
+    _, *parameters = inspect.signature(cls).parameters.values()
+    assert all(each.annotation not in (each.empty, Any) for each in parameters)
     assert "Args:" not in (inspect.getdoc(cls) or ""), "options have their docstrings, and heads are everybody's"
 
 

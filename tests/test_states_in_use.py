@@ -254,6 +254,13 @@ def test_a_parametrization_leaves_a_mechanism_its_states():
 
 
 @torch.no_grad()
+def test_sums_of_a_narrower_dtype_are_refused():
+    mechanism = built("linear")
+    with pytest.raises(ShapeError, match="does not fit a call"):
+        mechanism(*draw(1), state=mechanism.initial_state(1, dtype=torch.float32))
+
+
+@torch.no_grad()
 def test_a_state_that_dropped_slots_says_so():
     state = after(built("length_switch(exact_keys=4)"), draw(9)).state
     with pytest.raises(UnsupportedError, match="keep the earlier state"):

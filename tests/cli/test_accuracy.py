@@ -41,6 +41,12 @@ def test_exits_7_when_the_control_misses(regard, monkeypatch):
     assert "CONTROL MISSED" in answer.out
 
 
+def test_a_knob_may_follow_a_knob(regard):
+    words = [*TINY, "--norms", "1", "--bidirectional", "--json", "--knob", "num_features=4", "--knob", "rank=2,3"]
+    found = json.loads(regard("accuracy", "performer", "linformer", *words).out)
+    assert [row["value"] for row in found["rows"]] == [4, 2, 3]
+
+
 def test_on_a_folder_of_published_weights(regard, network):
     words = [*SHORT, "--inputs", network, "--corpus", "text.txt", "--knob", "num_features=4", "--json"]
     found = json.loads(regard("accuracy", "performer", *words, "--layers", "1").out)
@@ -71,6 +77,7 @@ def test_says_how_to_install_an_absent_package(regard, monkeypatch, source):
         (["performer", "--inputs", "smolm2"], "did you mean 'smollm2'?"),
         (["performer", "--lengths", "x"], "cannot read the lengths 'x'"),
         (["performer", "--norms", "0"], "positive norm, got 0"),
+        (["performer", "--key-dim", "0"], "key_dim must be at least 1, got 0"),
         (
             ["performer", "--heads", "0", "--threads", "0"],
             "heads must be at least 1, got 0\nthreads must",

@@ -93,6 +93,12 @@ def test_info_of_every_entry(regard, entry):
         assert [name for name, option in found["options"].items() if not option.get("meaning")] == []
 
 
+def test_info_keeps_brackets(regard):
+    """They are code, not markup."""
+    assert "torch.tensor([i])" in regard("info", "rotary").out
+    assert "Literal[" in regard("info", "linear").out
+
+
 def test_info_prefers_mechanisms_and_takes_a_kind(regard):
     assert regard("info", "performer").out.startswith("mechanism performer")
     assert regard("info", "preset:performer").out.startswith("preset performer")

@@ -74,6 +74,11 @@ def test_generate_refuses(regard, run, words, code, message):
     assert message in answer.err
 
 
+def test_bytes_on_stdin_that_are_no_text(regard, run):
+    answer = regard("generate", "run", "-", stdin=b"\xff\xfe")
+    assert (answer.code, answer.out) == (3, "")
+
+
 def test_a_run_without_text_generates_none(regard, recall_run):
     answer = regard("generate", recall_run, "a")
     assert (answer.code, answer.out) == (2, "")

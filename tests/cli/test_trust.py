@@ -88,7 +88,7 @@ def test_a_process_of_its_own_runs_no_file_of_the_folder(tmp_path, monkeypatch, 
     monkeypatch.setenv("PYTHONPATH", environment["PYTHONPATH"])
     payload = {"turns": [{"task": "copy", "model": {"heads": 0}, "task_config": {}, "training": {}}]}
     with pytest.raises(ConfigError, match="heads must be at least 1"):
-        in_worker("regard_lab.benchmark.quality", payload, fixed_allocation=False, threads=1)
+        in_worker("regard_lab.benchmark.quality", payload, threads=1)
     assert not (tmp_path / "bitten").exists()
 
 
@@ -103,5 +103,5 @@ def test_a_process_of_its_own_finds_a_typed_class_of_the_folder(tmp_path, monkey
     payload = {"turns": [{"task": "copy", "model": model, "task_config": {}, "training": {"threads": 1}, "run": "run"}]}
     payload["budget_seconds"] = 10.0
     with pytest.raises(ConfigError, match="has no attribute 'Nothing'"):
-        in_worker("regard_lab.benchmark.quality", payload, fixed_allocation=False, threads=1)
+        in_worker("regard_lab.benchmark.quality", payload, threads=1)
     assert (tmp_path / "bitten").exists()
