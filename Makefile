@@ -8,7 +8,7 @@ TORCH := torch==2.13.0
 MAIN := not external and not study and not processes and not mutants and not avx2
 
 .PHONY: demo test record full test-cuda test-lowest test-highest sbom licences test-mutants test-claims test-processes test-avx2 quick lint docs screenshots five-minutes \
-	bench mutation campaign campaign-short external clean
+	bench campaign campaign-short external clean
 .DELETE_ON_ERROR:
 
 .venv/.base: pyproject.toml
@@ -125,9 +125,6 @@ five-minutes: .venv/.external  ## what a newcomer does first, from a wheel in an
 bench: .venv/.base  ## recorded, never asserted; see LOG.md
 	for script in evidence/benchmarks/[a-z]*.py; do $(BIN)/python $$script || exit 1; done
 	$(BIN)/python -m evidence.claims all --out runs/claims
-
-mutation: .venv/.test  ## mechanical mutants of every mechanism; records the survivors
-	$(BIN)/python -m tests.mutants.mechanical --tests 'tests/attention/{family}/test_{name}.py' --record
 
 campaign: .venv/.test  ## attacks the library; goes on behind docs/recorded/reliability.jsonl, writes docs/reliability.md
 	PYTHONPATH=src $(BIN)/python -m evidence.campaign

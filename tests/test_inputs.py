@@ -10,20 +10,14 @@ from regard.core.info import Heads, Input
 from regard.testing.inputs import (
     BOUND_MARGIN,
     LENGTH,
-    LONG,
     Inputs,
-    Subject,
     bounded,
-    call,
     changed,
-    define,
-    definition,
     draw,
     mask_with_holes,
-    run,
     under_mask,
 )
-from tests.mutants.toys import ToyDecay, ToyDense, ToyGated
+from tests.mutants.toys import ToyDecay
 
 HEADS = Heads(count=4, key_dim=8, value_dim=6, kv_count=2, causal=True, seed=7)
 INFO = ToyDecay.default_info
@@ -64,12 +58,6 @@ def test_numbers_keep_clear_of_their_bounds(low, high):
         assert abs(x.mean() - (low + high) / 2) < 0.02 * (high - low)
 
 
-def test_the_same_numbers_lead_at_every_length():
-    short, long = drawn(5, 5), drawn(LONG, LONG)
-    for name, y in short.named().items():
-        assert torch.equal(y, long.named()[name][:, :, :5])
-
-
 def test_cuts_are_by_the_slots_of_each_tensor():
     x = drawn(queries=9, keys=9)
     for name, y in x.queries(2, 5).named().items():
@@ -85,26 +73,6 @@ def test_cuts_are_by_the_slots_of_each_tensor():
         assert torch.equal(beside.named()[name], y)
     with pytest.raises(AssertionError):
         x.queries(2).slots(0, 3)
-
-
-def test_tensors_are_replaced_by_name():
-    x = drawn()
-    other = x.replaced(v=2 * x.v, gate=x.more["gate"] / 2)
-    assert torch.equal(other.v, 2 * x.v)
-    assert torch.equal(other.more["gate"], x.more["gate"] / 2)
-    assert other.more["strength"] is x.more["strength"]
-    with pytest.raises(AssertionError, match="are not all of"):
-        x.replaced(beta=x.v)
-
-
-def test_leaves_record_gradients_in_every_tensor():
-    mechanism = ToyDecay(HEADS).double()
-    x = drawn().to(torch.float64).leaves()
-    grads = torch.autograd.grad(call(mechanism, x).values.square().sum(), list(x.named().values()))
-    assert all(grad.any() for grad in grads)
-    assert not run(mechanism, x).values.requires_grad
-    assert define(mechanism, x).requires_grad
-    assert torch.equal(definition(mechanism, x), define(mechanism, x).detach())
 
 
 def test_other_content_is_within_bounds_and_only_where_it_was_asked_for():
@@ -141,13 +109,6 @@ def test_hidden_slots_of_keys_are_filled_as_far_as_bounds_allow(content):
         low, high = (INFO.inputs[name].low, INFO.inputs[name].high) if name in INFO.inputs else (-math.inf, math.inf)
         wanted = torch.full_like(y[where], content).clamp(low, high)
         assert torch.equal(filled[name][where].nan_to_num(7.0), wanted.nan_to_num(7.0))
-
-
-def test_a_subject_gives_what_its_mechanism_declares():
-    assert Subject(ToyDense).inputs(Subject(ToyDense).build(True)).more == {}
-    x = Subject(ToyGated).inputs(Subject(ToyGated).build(True), dtype=torch.bfloat16)
-    assert x.more["log_gate"].dtype == torch.bfloat16
-    assert x.more["log_gate"].max() < 0
 
 
 def test_one_projection_serves_as_query_and_key():

@@ -26,6 +26,7 @@ SOURCE = Path(regard.__file__).parent
 def test_file_class_and_registered_name(name):
     cls, options = catalog.resolve(name)
     assert cls.__name__ == specs.camel(name)
+    assert registered_name(cls) == name
     assert Path(inspect.getfile(cls)) == SOURCE / "attention" / catalog.family(name) / f"{name}.py"
     assert issubclass(cls, Attention)
     assert getattr(cls, "__final__", False), "mechanisms are final"
@@ -41,23 +42,6 @@ def test_facts_read_without_importing_are_those_of_the_class(name):
     cls, _ = catalog.resolve(name)
     assert catalog.outline(name) == cls.default_info == catalog.describe(name)
     assert catalog.docstring(name) == inspect.getdoc(cls)
-
-
-@pytest.mark.parametrize("name", catalog.names())
-def test_every_class_knows_its_name(name):
-    assert registered_name(catalog.resolve(name)[0]) == name
-
-
-@pytest.mark.parametrize("name", catalog.names())
-def test_every_option_is_keyword_only_with_a_default_and_a_type(name):
-    cls, _ = catalog.resolve(name)
-    heads, *parameters = inspect.signature(cls).parameters.values()
-    assert heads.name == "heads"
-    assert [parameter.name for parameter in parameters] == list(cls.defaults)
-    for parameter in parameters:
-        assert parameter.kind is parameter.KEYWORD_ONLY
-        assert parameter.default is not parameter.empty
-        assert parameter.annotation not in (parameter.empty, Any)
 
 
 def declared(cls):
@@ -79,6 +63,8 @@ def test_every_option_is_described_once_where_it_is_declared(name):
         for option, text in declared(base)
     }
     assert [option for option in cls.defaults if not described[option].strip()] == []
+    _, *parameters = inspect.signature(cls).parameters.values()
+    assert all(each.annotation not in (each.empty, Any) for each in parameters)
     assert "Args:" not in (inspect.getdoc(cls) or ""), "options have their docstrings, and heads are everybody's"
 
 

@@ -2,9 +2,7 @@
 
 import copy
 import importlib.util
-import inspect
 import json
-import pickle
 import subprocess
 import sys
 import textwrap
@@ -23,9 +21,8 @@ import regard
 from regard import catalog, memory
 from regard.attention.dense.cosine import Cosine
 from regard.attention.dense.softmax import Softmax
-from regard.core.attention import Attended, Attention, Call
 from regard.core.errors import ConfigError, UnsupportedError
-from regard.core.info import Heads, Info, Supports
+from regard.core.info import Heads
 from regard.core.options import Configured, Options, validate, weight
 from regard.memory import build_memory
 from regard.models import EncoderConfig, EncoderDecoderConfig, ModelConfig
@@ -81,14 +78,6 @@ def test_defaults_leave_the_class_and_become_attributes_of_the_instance():
     assert [name for name, _ in thing.named_parameters()] == ["weight"]
 
 
-def test_the_signature_is_what_the_body_declares():
-    signature = inspect.signature(Cosine)
-    assert list(signature.parameters) == ["heads", *Cosine.defaults]
-    assert signature.parameters["gain"].default == 10.0
-    assert signature.parameters["gain"].annotation == Annotated[float, Gt(0)]
-    assert all(p.kind is p.KEYWORD_ONLY for name, p in signature.parameters.items() if name != "heads")
-
-
 def test_options_are_inherited_and_narrowed():
     assert list(Narrowed.defaults) == ["mode", "width", "inner", "depth"]
     thing = Narrowed(depth=0)
@@ -122,9 +111,7 @@ def test_filled_checks_without_building():
         ({"dept": 1}, r"thing has no option 'dept': did you mean 'depth'\?"),
         ({"zzz": 1}, r"thing has no option 'zzz': valid: depth, inner, mode, width"),
         ({"depth": "2"}, r"thing: option depth='2' is not valid: Input should be a valid integer"),
-        ({"depth": 2.0}, r"thing: option depth=2.0 is not valid: Input should be a valid integer"),
         ({"depth": True}, r"thing: option depth=True is not valid: Input should be a valid integer"),
-        ({"depth": None}, r"thing: option depth=None is not valid: Input should be a valid integer"),
         ({"depth": -1}, r"thing: option depth=-1 is not valid: Input should be greater than or equal to 0"),
         ({"mode": "slowly"}, r"thing: option mode='slowly' is not valid: did you mean 'slow'\?"),
         ({"mode": "zzz"}, r"thing: option mode='zzz' is not valid: valid: exact, slow"),
@@ -140,23 +127,6 @@ def test_one_wording(given, message):
         Narrowed.filled(given, "thing")
 
 
-def test_a_class_without_options_says_so():
-    class Bare(Configured):
-        """Nothing."""
-
-    with pytest.raises(ConfigError, match="bare has no options, got 'depth'"):
-        Bare.filled({"depth": 1}, "bare")
-
-
-def test_mechanisms_have_the_same_wording():
-    with pytest.raises(ConfigError, match=r"mechanism cosine: option gain=0.0 is not valid: Input should be greater"):
-        Cosine(HEADS, gain=0.0)
-    with pytest.raises(ConfigError, match=r"mechanism softmax: option impl='auot' is not valid: did you mean 'auto'"):
-        regard.build("softmax(impl=auot)", HEADS)
-    with pytest.raises(ConfigError, match=r"mechanism softmax has no option 'scal': did you mean 'scale'\?"):
-        Softmax.describe({"scal": 1.0})
-
-
 def test_a_module_as_an_option_is_registered_once():
     inner = nn.Linear(2, 3)
     thing = Narrowed(inner=inner)
@@ -168,52 +138,13 @@ def test_a_module_as_an_option_is_registered_once():
     assert twin.inner is not inner
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
-def test_copies_keep_options_facts_and_weights(copied: Callable[[Any], Any]):
-    for thing in (Narrowed(depth=4, width=(1, 2)), Cosine(HEADS, gain=3.0), Softmax(HEADS, scale=0.5)):
-        twin = copied(thing)
-        assert type(twin) is type(thing)
-        assert twin.options == thing.options
-        assert all(getattr(twin, name) == value for name, value in thing.options.items())
-    assert twin.info == thing.info
-    assert twin.heads == thing.heads
-    x = torch.randn(3, 1, 2, 5, 8)
-    assert torch.equal(twin(*x).values, thing(*x).values)
-
-
 def test_state_dicts_hold_weights_and_no_options():
     assert list(Cosine(HEADS, gain=3.0).state_dict()) == ["log_gain"]
     assert list(Softmax(HEADS, scale=2.0).state_dict()) == []
 
 
-class Scaled(Attention):
-    """Values times two options."""
-
-    default_info = Info(title="Scaled", source="none", supports=Supports(bidirectional=True), rows_sum_to_one=False)
-
-    times: float = 3.0
-    """how much"""
-    plus: tuple[int, ...] = (1, 2)
-    """and what else"""
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
-        return Attended(v * self.times + sum(self.plus) if self.options["times"] > 1 else v)
-
-    def reference(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
-        return self.attend(q, k, v, call).values
-
-
-def test_a_compiled_graph_sees_options():
-    torch._dynamo.reset()
-    x = torch.randn(3, 1, 2, 5, 8)
-    for options in ({}, {"times": 5.0}, {"plus": ()}, {"times": 0.5}):
-        mechanism = Scaled(Heads(count=2, key_dim=8), **options)
-        compiled = torch.compile(mechanism, backend="eager", fullgraph=True)
-        assert torch.equal(compiled(*x).values, mechanism(*x).values)
-
-
 def test_the_reference_is_an_option_of_every_mechanism():
-    assert Scaled.defaults["impl"] == "auto"
+    assert Cosine.defaults["impl"] == "auto"
     info = Softmax.describe({"impl": "reference"})
     assert not info.supports.dropout
     assert not info.mergeable
@@ -290,10 +221,8 @@ def test_type_checkers_see_options(tmp_path):
     ("spec", "options", "message"),
     [
         ("cosine(gain=1e999)", {}, "gain=inf is not valid: Input should be a finite number"),
-        ("cosine", {"gain": float("inf")}, "finite"),
         ("cosine", {"gain": float("nan")}, "not valid"),
         ("cosine", {"gain": torch.tensor(3.0)}, "plain number, not torch.Tensor"),
-        ("cosine", {"gain": np.float32(3)}, "plain number, not numpy.float32"),
         ("cosine", {"gain": np.float64(3)}, "plain number, not numpy.float64"),
         ("cosine", {"gain": 10**400}, "not valid"),
         ("local", {"window": 10**30}, "64 bits"),
@@ -301,7 +230,6 @@ def test_type_checkers_see_options(tmp_path):
         ("local", {"window": np.int64(3)}, "plain number, not numpy.int64"),
         ("local", {"window": 1 << 62}, r"at most 2\^40"),
         ("pattern(rule='window(99999999999999999999)')", {}, r"at most 2\^40"),
-        ("softmax(scale=1e999)", {}, "finite"),
     ],
 )
 def test_numbers_are_plain_and_finite(spec, options, message):
@@ -314,12 +242,6 @@ def test_numbers_inside_of_values_are_looked_at(value):
     with pytest.raises(ConfigError, match="thing: option x="):
         validate("thing", "x", value, Any)
     validate("thing", "x", [(1, 2.5), {"a": -(1 << 63)}, (1 << 63) - 1, True, None, "inf", torch.nn.Linear(1, 1)], Any)
-
-
-def test_options_of_positions_and_memories_are_finite_too():
-    for options in ({"position": "rotary(base=1e999)"}, {"memory": "recent(length=99999999999999999999)"}):
-        with pytest.raises(ConfigError, match="not valid"):
-            regard.AttentionLayer(16, "softmax", heads=2, causal=True, **options)
 
 
 @pytest.mark.parametrize("factor", [1 << 30, 1 << 40])
@@ -335,20 +257,14 @@ def test_the_reach_of_a_dilated_window_does_not_overflow(factor):
     ("wrong", "message"),
     [
         ({"causal": "no"}, "Heads.causal must be True or False, got 'no'"),
-        ({"causal": 1}, "Heads.causal must be True or False, got 1"),
         ({"seed": 1.5}, "Heads.seed must be an integer of 64 bits, got 1.5"),
-        ({"seed": None}, "Heads.seed must be an integer of 64 bits, got None"),
         ({"seed": 1 << 70}, "Heads.seed must be an integer of 64 bits"),
         ({"count": True}, "Heads.count must be an integer of 64 bits, got True"),
-        ({"count": 2.0}, "Heads.count must be an integer of 64 bits, got 2.0"),
-        ({"count": "2"}, "Heads.count must be an integer of 64 bits, got '2'"),
-        ({"count": None}, "Heads.count must be an integer of 64 bits, got None"),
         ({"key_dim": np.int64(8)}, "Heads.key_dim must be an integer of 64 bits"),
         ({"kv_count": 1.0}, "Heads.kv_count must be an integer of 64 bits"),
         ({"max_length": False}, "Heads.max_length must be an integer of 64 bits"),
         ({"value_dim": 0}, "Heads.value_dim must be at least 1, got 0"),
         ({"dropout": "0.1"}, "Heads.dropout must be a number, got '0.1'"),
-        ({"dropout": True}, "Heads.dropout must be a number, got True"),
         ({"dropout": float("nan")}, r"Heads.dropout must be in \[0, 1\), got nan"),
     ],
 )

@@ -1,7 +1,6 @@
-"""Mechanisms and models go to other processes and come back: by pickle, `torch.save` and multiprocessing."""
+"""Mechanisms and models go to other processes and come back: by pickle and `torch.save`."""
 
 import copy
-import multiprocessing
 import os
 import pickle
 import subprocess
@@ -228,9 +227,3 @@ def test_a_whole_model_is_saved_and_loaded_elsewhere(tmp_path):
         assert torch.equal(model(tokens).logits, logits)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "model.pt")], check=True)
-
-
-def test_a_model_goes_to_a_process_that_is_spawned():
-    model = LanguageModel(CONFIG)
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert torch.equal(pool.apply(logits, (model,)), logits(model))

@@ -267,25 +267,6 @@ def test_a_state_that_dropped_slots_says_so():
         state.rewind(1)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("length", [1, 5, 80])
-@pytest.mark.parametrize("name", regard.names())
-def test_an_empty_batch_has_empty_outputs(name, length):
-    supports = regard.describe(name).supports
-    x = draw(length, batch=0)[[1, 1, 2]]
-    for causal in [mode for mode in (False, True) if (supports.causal if mode else supports.bidirectional)]:
-        mechanism = built(name, Heads(count=2, key_dim=8, causal=causal, max_length=128))
-        more = {}
-        for declared, each in mechanism.info.inputs.items():
-            heads, width = each.shape(mechanism.heads)
-            more[declared] = torch.zeros(0, heads, length, width, dtype=WIDE)
-        assert mechanism(*x, inputs=more).values.shape == (0, 2, length, 8)
-        if causal and mechanism.info.supports.state:
-            answer = mechanism(*x, inputs=more, state=mechanism.initial_state(0, dtype=WIDE))
-            assert answer.values.shape == (0, 2, length, 8)
-            assert answer.state.length == length
-
-
 @pytest.mark.parametrize("spec", ["softmax", "linear"])
 def test_a_state_on_another_device_is_refused(spec):
     mechanism, x = built(spec), draw(3)

@@ -83,75 +83,6 @@ def test_forward_mode_is_refused_in_a_compiled_call(fullgraph):
         compiled(forward_ad.make_dual(x, along))
 
 
-@pytest.mark.parametrize("spec", ["quantized", "performer(num_features=8)"])
-def test_forward_mode_of_one_token_behind_a_state(spec):
-    """Codes of keys, and features divided by their largest, have no derivative of their own: it is added to them."""
-    mechanism, x, along = built(spec), drawn(1, 2, 6, 4), drawn(2, 1, 2, 1, 4)[1]
-    with torch.no_grad():
-        state = mechanism(*[x[:, :, :5]] * 3, state=mechanism.initial_state(1, dtype=torch.float64)).state
-    q = x[:, :, 5:]
-
-    def last(k):
-        return mechanism(q, k, q, state=state).values.sum()
-
-    if spec == "quantized":
-        with pytest.raises(UnsupportedError, match="no forward-mode derivative"):
-            func.jvp(last, (q,), (along,))
-        return
-    (slope,) = torch.autograd.grad(last(k := q.clone().requires_grad_()), k)
-    assert slope.abs().max() > 0
-    torch.testing.assert_close(func.jvp(last, (q,), (along,))[1], (slope * along).sum())
-
-
-def test_forward_mode_along_weights_alone():
-    """The operator takes them as a list."""
-    mechanism, x = built("additive"), drawn(1, 2, 6, 4)
-    weights = {name: y.detach() for name, y in mechanism.named_parameters()}
-
-    def values(weights, mechanism=mechanism):
-        return func.functional_call(mechanism, weights, (x, x, x)).values.sum()
-
-    with pytest.raises(UnsupportedError, match="regard::dense has no forward-mode derivative"):
-        func.jvp(values, (weights,), (weights,))
-    definition = built("additive", impl="reference")
-    definition.load_state_dict(mechanism.state_dict())
-    _, tangent = func.jvp(lambda w: values(w, definition), (weights,), (weights,))
-    slopes = func.grad(lambda w: values(w, definition))(weights)
-    torch.testing.assert_close(tangent, sum((slopes[name] * y).sum() for name, y in weights.items()))
-
-
-@pytest.mark.parametrize("spec", ["softmax", "local(window=3)", "linear", "lsh(bucket_size=4)"])
-def test_the_definition_has_every_derivative(spec):
-    x, along = drawn(2, 1, 2, 6, 4)
-    fast, definition = objective(built(spec)), objective(built(spec, impl="reference"))
-    slope = torch.autograd.grad(fast(y := x.clone().requires_grad_()), y)[0]
-    torch.testing.assert_close(func.grad(definition)(x), slope)
-    torch.testing.assert_close(func.jacrev(definition)(x), slope)
-    torch.testing.assert_close(func.jvp(definition, (x,), (along,)), (fast(x), (slope * along).sum()))
-    torch.testing.assert_close(func.hessian(definition)(x), func.jacrev(func.jacrev(definition))(x))
-
-
-def test_first_derivatives_of_the_fused_kernel():
-    x = drawn(1, 2, 6, 4)
-    fast, definition = objective(built("softmax")), objective(built("softmax", impl="reference"))
-    torch.testing.assert_close(func.grad(fast)(x), func.grad(definition)(x))
-    torch.testing.assert_close(func.vjp(fast, x)[1](torch.tensor(2.0).double())[0], 2 * func.grad(definition)(x))
-    for transform in (func.hessian, lambda f: func.jacrev(func.jacrev(f)), func.jacfwd):
-        with pytest.raises(RuntimeError):
-            transform(fast)(x)
-    outer = x.clone().requires_grad_()
-    with pytest.raises(RuntimeError):
-        torch.autograd.grad(func.grad(fast)(outer).square().sum(), outer)  # a gradient inside of an eager one
-
-
-@pytest.mark.parametrize("spec", ["local(window=3)", "linear", "additive", "lsh(bucket_size=4)", "shortlist"])
-def test_reverse_mode_of_torch_func_is_refused_by_torch(spec):
-    x = drawn(1, 2, 6, 4)
-    for transform in (func.grad, func.jacrev, lambda f: lambda x: func.vjp(f, x)):
-        with pytest.raises(RuntimeError, match=r"autograd\.Function"):
-            transform(objective(built(spec)))(x)
-
-
 def test_the_gradient_of_a_bias_around_vmap():
     """torch has a kernel without a gradient of the logits, which it chooses where `vmap` hides that they need one."""
     mechanism, x, tables = built("softmax"), drawn(1, 2, 6, 4), drawn(3, 1, 1, 6, 6)
@@ -166,15 +97,6 @@ def test_the_gradient_of_a_bias_around_vmap():
     definition = built("softmax", impl="reference")
     got = func.grad(lambda every: func.vmap(lambda table: total(table, definition))(every).sum())(tables)
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("spec", ["softmax", "linear", "sigmoid", "efficient", "lsh(bucket_size=4)", "shortlist"])
-def test_a_second_backward_pass_is_refused_and_a_first_with_a_graph_is_not(spec):
-    x = drawn(1, 2, 6, 4).requires_grad_()
-    (slope,) = torch.autograd.grad(objective(built(spec))(x), x, create_graph=True)
-    (x.square().sum() + slope.detach().sum()).backward()
-    with pytest.raises(RuntimeError, match=r"no autograd formula|is not implemented"):
-        slope.square().sum().backward()
 
 
 @pytest.mark.parametrize("spec", ["softmax", "local(window=3)", "performer(num_features=8)", "forgetting"])
@@ -217,15 +139,3 @@ def test_a_state_under_vmap():
     with torch.no_grad(), pytest.raises(RuntimeError, match="vmap"):
         func.vmap(last)(x)
     torch.testing.assert_close(func.vmap(last)(x), torch.stack([last(one) for one in x]))
-
-
-def test_values_under_vmap():
-    """Those that are checked raise, by torch: it cannot look at numbers."""
-    mechanism, x = built("forgetting"), drawn(3, 1, 2, 6, 4)
-    (name,) = mechanism.info.inputs
-    gates = -drawn(3, 1, 2, 6, 1).abs()
-    with pytest.raises(RuntimeError, match="vmap"):
-        func.vmap(lambda x, gates: mechanism(x, x, x, inputs={name: gates}).values)(x, gates)
-    padded = torch.tensor([[[True] * 6], [[True] * 5 + [False]], [[False] + [True] * 5]])
-    with pytest.raises(RuntimeError, match="vmap"):
-        func.vmap(lambda x, keep: built("fixed_union(stride=4, columns=1)")(x, x, x, key_mask=keep).values)(x, padded)

@@ -19,18 +19,6 @@ def test_the_interval_is_that_of_the_sign_test(count, left):
     assert turns.interval(list(range(count))[::-1]) == (left, count - 1 - left)
 
 
-def test_contestants_take_turns_and_another_one_begins_each():
-    order, seconds = [], iter(range(100))
-
-    def run(name):
-        order.append(name)
-        return next(seconds)
-
-    found = harness.turns({name: lambda name=name: run(name) for name in "ab"}, 2)
-    assert "".join(order) == "baabba"
-    assert found == {"a": [2, 5], "b": [3, 4]}
-
-
 def test_few_turns_have_a_range_and_no_interval():
     """Least and greatest of five values hold the median 15 times of 16."""
     found = {"a": [2.0, 4.0, 6.0, 8.0, 10.0], "b": [1.0] * 5}

@@ -83,12 +83,10 @@ def test_says_how_to_install_an_absent_package(regard, monkeypatch, source):
             "heads must be at least 1, got 0\nthreads must",
         ),
         (["performer", "--corpus", "x"], "--corpus is of a network, and --inputs are random; leave"),
-        (["performer", "--layers", "0"], "--layers is of a network, and --inputs are random; leave"),
         (
             ["performer", "--inputs", "smollm2", "--heads", "2", "--norms", "2"],
             "--heads is of random vectors, and --inputs are smollm2; leave",
         ),
-        (["performer", "--threads", "0"], "threads must be at least 1"),
         (["perfomer", "--lengths", "8"], "did you mean 'performer'?"),
         (["performer", "--rounds", "2"], "--rounds"),
     ],

@@ -15,12 +15,8 @@ from regard_lab.training import begun
 
 SPECS = [
     ("nope", "unknown mechanism 'nope'"),
-    ("linaer", "unknown mechanism 'linaer': did you mean 'linear'?"),
     ("linear(feature_mp=relu)", "mechanism linear has no option 'feature_mp': did you mean 'feature_map'?"),
-    ("linear(feature_map=3)", "option feature_map=3 is not valid"),
-    ("linear(feature_map=rleu)", "relu"),
     ("linear(", "cannot read 'linear('"),
-    ("linear(relu)", "options are named"),
     ("__import__('os').system('true')", "cannot read"),
     ("linformer", "linformer does not support causal=True"),
     ("softmax:1 + linear", "must name its heads"),
@@ -29,7 +25,7 @@ SPECS = [
 
 
 OF_VERBS = [("train", *row) for row in SPECS]
-OF_VERBS += [(verb, *SPECS[at]) for verb in ("compare", "bench") for at in (1, 5, 8, 10)]
+OF_VERBS += [(verb, *SPECS[at]) for verb in ("compare", "bench") for at in (1, 2, 4)]
 
 
 @pytest.mark.parametrize(("verb", "spec", "message"), OF_VERBS)
@@ -49,7 +45,6 @@ def test_mechanisms_that_cannot_be(regard, tmp_path, tiny, text, verb, spec, mes
 OPTIONS = [
     (["train", "--model.heads", "3"], "heads must divide dim, got dim=16, heads=3; divisors of 16: 1, 2, 4, 8, 16"),
     (["train", "--model.kv-heads", "3"], "kv_heads must divide heads, got heads=2, kv_heads=3"),
-    (["train", "--model.heads", "0"], "at least 1"),
     (["train", "--model.dim", "x"], "--model.dim"),
     (["train", "--model.attention", "softmax", "softmax"], "one for each of the 1 layers"),
     (["train", "--model.position", "rotry"], "unknown position 'rotry': did you mean 'rotary'?"),
@@ -62,13 +57,11 @@ OPTIONS = [
     (["train", "--task.field", "body"], "field='body' is for .jsonl, .csv, .parquet files"),
     (["train", "stray"], "stray"),
     (["train", "--only"], "--only names what learns, and without a name everything would"),
-    (["train", "--only", "--steps", "3"], "--only names what learns"),
     (["compare", "--shape.heads", "3"], "heads must divide dim, got dim=128, heads=3"),
     (["compare", "--recall-shape.heads", "3"], "heads must divide dim, got dim=64, heads=3"),
     (["compare", "softmax", "softmax"], "specs must differ from one another"),
     (["compare", "softmax / linear / uniform"], "names 3 layers, the model has 2"),
     (["compare", "--budget", "soon"], "cannot read the duration 'soon': write 90s, 5m or 2h"),
-    (["compare", "--budget", "0s"], "cannot read the duration '0s'"),
     (["compare", "--ngram", "9"], "ngram must be from 1 to 7, got 9"),
     (["compare", "--seeds", "0"], "seeds must be at least 1, got 0"),
     (["compare", "--learning-rate", "nan"], "learning_rate must be positive"),
@@ -131,13 +124,6 @@ def test_data_that_cannot_be_read(regard, tmp_path, tiny, trained, verb, name):
     prefix = {"train": "--task.", "compare": "--text.", "evaluate": "--"}[verb]
     assert message.replace("--task.", prefix) in answer.err
     assert not (tmp_path / "out").exists()
-
-
-def test_an_empty_folder(regard, tmp_path):
-    (tmp_path / "folder").mkdir()
-    answer = regard("train", "--task.corpus", "folder")
-    assert (answer.code, answer.out) == (3, "")
-    assert "the folder folder holds no file that regard reads (.txt, .md, .py, .jsonl, .csv, .parquet)" in answer.err
 
 
 def test_token_ids_out_of_range(regard, run):

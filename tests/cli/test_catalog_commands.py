@@ -155,21 +155,11 @@ def test_a_class_by_path_takes_options(regard):
     assert "has no option 'windw': did you mean 'window'?" in answer.err
 
 
-def test_check_of_a_class_by_path_with_options(regard, monkeypatch):
-    from regard.testing import checks
-
-    monkeypatch.setattr(checks, "CHECKS", {"causality": checks.CHECKS["causality"]})
-    path = "regard.attention.sparse.local:Local(window=3)"
-    found = json.loads(regard("check", path, "--json").out)[path]
-    assert [result["options"] for result in found] == [{"window": 3}]
-
-
 @pytest.mark.parametrize("verb", ["info", "check"])
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
         ("local(window=4):1 + forgetting:1", "a mix over heads"),
-        ("softmax:1 + forgetting:1", "a mix over heads"),
         ("softmax + forgetting:1", "'softmax' in 'softmax + forgetting:1' must name its heads"),
         ("linear / softmax", "alternates by layer, and one mechanism is wanted: give linear or softmax"),
         ("local:4", "'local:4' gives a single mechanism some of the heads: write local"),
@@ -207,10 +197,7 @@ def test_info_shows_the_facts_that_hold_with_options(regard):
         ("depth:fixed(x=1)", "depth fixed has no options, got 'x'"),
         ("llama(dims=64)", "preset llama has no field 'dims'"),
         ("linear(fature_map=relu)", "no option 'fature_map': did you mean 'feature_map'?"),
-        ("linear(feature_map=3)", "feature_map=3 is not valid"),
-        ("linear(", "cannot read 'linear('"),
         ("os:System", "cannot import 'os:System'"),
-        ("nomodule:Klass", "cannot import 'nomodule:Klass'"),
         ("pathlib:Path", "pathlib:Path is not a subclass of"),
     ],
 )

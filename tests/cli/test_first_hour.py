@@ -37,18 +37,10 @@ PYTHON: dict[str, tuple[Callable[[], object], type[RegardError], str]] = {
     "causal cross-attention": (lambda: layer(context_dim=8, causal=True), ConfigError, "leave causal=True out"),
     "a state of a layer that is not causal": (lambda: layer().initial_state(1), UnsupportedError, "add causal=True"),
     "a decoder's mechanism that is not causal": (lambda: layer("forgetting"), UnsupportedError, "with causal=True"),
-    "num_heads": (lambda: AttentionLayer(32, "softmax", num_heads=4), ConfigError, "did you mean 'heads'"),
-    "options by position": (lambda: AttentionLayer(32, "softmax", 4), ConfigError, "by name: dim, spec, heads"),
-    "numpy": (lambda: attend(Q.numpy(), Q, Q), ShapeError, "must be tensors .*, got a numpy.ndarray"),
     "a mask of integers": (
         lambda: attend(Q, Q, Q, key_mask=torch.ones(2, 10, dtype=torch.long)),
         ShapeError,
         r"bool \(batch=2, keys=10\), True = keep",
-    ),
-    "torch's inverted mask": (
-        lambda: attend(Q, Q, Q, key_padding_mask=torch.ones(2, 10, dtype=torch.bool)),
-        ConfigError,
-        "did you mean 'key_mask'.*~key_padding_mask",
     ),
     "linformer without a length": (lambda: layer("linformer"), ConfigError, "needs max_length"),
     "longer than max_length": (lambda: layer("linformer", max_length=4)(X), LimitError, "build it with a larger"),

@@ -38,7 +38,6 @@ def test_exits_0_when_the_controls_are_reached(regard, monkeypatch):
         (["performer", "--pairs", "17"], "num_pairs=17 is not possible"),
         (["performer", "--key-dim", "0"], "key_dim must be at least 1, got 0"),
         (["performer", "--threads", "0"], "threads must be at least 1, got 0"),
-        (["perfomer"], "did you mean 'performer'?"),
         (["performer", "--sharpness", "1"], "--sharpness"),
     ],
 )

@@ -156,12 +156,6 @@ def test_generate_refuses(regard, made, name, words, code, message):
     assert message in answer.err
 
 
-def test_generate_of_text_takes_no_beam(regard, run):
-    answer = regard("generate", "run", "a", "--beam", "2")
-    assert (answer.code, answer.out) == (2, "")
-    assert "continues text: --beam has no use for it" in answer.err
-
-
 PAGE = Path(__file__).parents[2] / "docs" / "tasks.md"
 
 
@@ -187,13 +181,6 @@ def test_the_commands_of_the_page_are_commands():
     assert trained == set(TASKS)
     table = PAGE.read_text(encoding="utf-8").partition("| task |")[2].partition("\n\n")[0]
     assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == sorted(TASKS)
-
-
-def test_the_file_of_the_page_is_a_configuration():
-    from regard_lab.training import toml
-
-    (content,) = blocks("toml")
-    assert toml.from_table(tomllib.loads(content)).task.name == "translation"
 
 
 PAIRS = ["--task.corpus", "pairs.tsv", "--task.tokenizer", "bytes"]

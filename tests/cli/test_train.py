@@ -40,13 +40,6 @@ def test_a_run_holds_what_was_asked_for(regard, tmp_path, short):
     assert regard("train", *short).out.endswith("Run: runs/002\n")
 
 
-def test_progress_goes_to_stderr_in_plain_lines(regard, short):
-    answer = regard("train", *short)
-    assert "train: step 1  loss " in answer.err
-    assert "tokens/s" in answer.err
-    assert answer.out.startswith("nats_per_token ")
-
-
 FILE = """
 [model]
 dim = 16

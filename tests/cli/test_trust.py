@@ -1,6 +1,5 @@
 """Code of others: what a folder, a run or a configuration holds is not run unless somebody says so."""
 
-import json
 import subprocess
 import sys
 
@@ -57,11 +56,6 @@ def test_a_run_imports_what_it_names_with_trust_alone(regard, folder, named, wor
     assert (folder / "bitten").exists()
 
 
-def test_resume_with_trust_goes_on(regard, named):
-    assert json.loads(regard("train", "--resume", "named", "--trust", "--json").out)["run"] == "named"
-    assert json.loads(regard("evaluate", "named", "--trust", "--json").out)["task"] == "copy"
-
-
 def test_a_configuration_imports_what_it_names_with_trust_alone(regard, folder, named, monkeypatch):
     words = ("train", "--config", named / "config.toml", "--out", "other")
     answer = regard(*words)
@@ -83,17 +77,6 @@ def test_a_file_of_the_folder_with_a_familys_name_is_not_run(tmp_path, environme
     assert list(tmp_path.glob("bitten*")) == []
 
 
-@pytest.mark.parametrize("words", [("list",), ("info", "softmax"), ("doctor",), ("info", "nothing_like_this")])
-def test_the_working_folder_is_not_searched_for_modules(regard, folder, words):
-    regard(*words)
-    assert str(folder) not in sys.path
-
-
-def test_the_folder_of_a_typed_class_is_searched(regard, folder):
-    assert regard("info", "bait_of_the_folder:Mine").code == 0
-    assert sys.path[-1] == str(folder)
-
-
 def test_a_process_of_its_own_runs_no_file_of_the_folder(tmp_path, monkeypatch, environment):
     """`python -m` would put the working folder first, where a file hides an installed package."""
     from regard.core.errors import ConfigError
@@ -105,7 +88,7 @@ def test_a_process_of_its_own_runs_no_file_of_the_folder(tmp_path, monkeypatch, 
     monkeypatch.setenv("PYTHONPATH", environment["PYTHONPATH"])
     payload = {"turns": [{"task": "copy", "model": {"heads": 0}, "task_config": {}, "training": {}}]}
     with pytest.raises(ConfigError, match="heads must be at least 1"):
-        in_worker("regard_lab.benchmark.quality", payload, fixed_allocation=False, threads=1)
+        in_worker("regard_lab.benchmark.quality", payload, threads=1)
     assert not (tmp_path / "bitten").exists()
 
 
@@ -120,5 +103,5 @@ def test_a_process_of_its_own_finds_a_typed_class_of_the_folder(tmp_path, monkey
     payload = {"turns": [{"task": "copy", "model": model, "task_config": {}, "training": {"threads": 1}, "run": "run"}]}
     payload["budget_seconds"] = 10.0
     with pytest.raises(ConfigError, match="has no attribute 'Nothing'"):
-        in_worker("regard_lab.benchmark.quality", payload, fixed_allocation=False, threads=1)
+        in_worker("regard_lab.benchmark.quality", payload, threads=1)
     assert (tmp_path / "bitten").exists()

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from regard import AttentionLayer
 from regard.attention.sparse.bigbird import Bigbird
@@ -26,13 +25,6 @@ def randomised(module):
     return module
 
 
-def copied(pairs):
-    with torch.no_grad():
-        for own, theirs in pairs:
-            own.weight.copy_(theirs.weight)
-            own.bias.copy_(theirs.bias)
-
-
 def heads_of(layer, *given, **more):
     """The averages of every head: the output projection is the identity."""
     with torch.no_grad():
@@ -46,37 +38,28 @@ def close(a, b, tolerance=1e-9):
     assert (a - b).abs().max() <= tolerance * b.abs().max()
 
 
-def bigbird(length, size, count, *, training):
-    whole = length + -length % size
+def test_bigbird_of_transformers_counts_the_first_block_again_in_evaluation():
+    """Its random blocks are all block 0 then, which every row sees already: three blocks more of the same weight."""
     config = transformers.BigBirdConfig(
         hidden_size=DIM,
         num_attention_heads=HEADS,
-        block_size=size,
-        num_random_blocks=count,
-        max_position_embeddings=whole,
+        block_size=4,
+        num_random_blocks=3,
+        max_position_embeddings=48,
         attention_probs_dropout_prob=0.0,
     )
-    theirs = randomised(big_bird.BigBirdBlockSparseAttention(config, seed=0).double()).train(training)
-    spec = f"bigbird(block_size={size}, num_random={count})"
-    ours = AttentionLayer(DIM, spec, heads=HEADS, causal=False, max_length=whole, bias=True, seed=4).double()
-    copied((getattr(ours.projections, name), getattr(theirs, name)) for name in ("query", "key", "value"))
-    assert isinstance(ours.attention, Bigbird)
-    picks = ours.attention.picks[:, 1:-1]
-
-    def run(x, keep):
-        hidden, mask = F.pad(x, (0, 0, 0, whole - length)), F.pad(keep.double(), (0, whole - length))
-        blocked, band, rows, columns = big_bird.BigBirdModel.create_masks_for_block_sparse_attn(mask, size)
-        return theirs(hidden, band, rows, columns, blocked, blocked)[0][:, :length]
-
-    return ours, theirs, picks, run
-
-
-def test_bigbird_of_transformers_counts_the_first_block_again_in_evaluation():
-    """Its random blocks are all block 0 then, which every row sees already: three blocks more of the same weight."""
-    ours, _, _, run = bigbird(48, 4, 3, training=False)
+    theirs = randomised(big_bird.BigBirdBlockSparseAttention(config, seed=0).double()).eval()
+    spec = "bigbird(block_size=4, num_random=3)"
+    ours = AttentionLayer(DIM, spec, heads=HEADS, causal=False, max_length=48, bias=True, seed=4).double()
+    with torch.no_grad():
+        for name in ("query", "key", "value"):
+            own, other = getattr(ours.projections, name), getattr(theirs, name)
+            own.weight.copy_(other.weight)
+            own.bias.copy_(other.bias)
     assert isinstance(ours.attention, Bigbird)
     ours.attention.place(torch.full_like(ours.attention.picks, -1))
     x, keep = draw(2, 48, DIM, seed=9), torch.ones(2, 48, dtype=torch.bool)
-    once, theirs = heads_of(ours, x, key_mask=keep), run(x, keep)
-    close(once[:, :4], theirs[:, :4])  # a global row sees each key once
-    assert (once - theirs).abs().max() > 0.01
+    blocked, band, rows, columns = big_bird.BigBirdModel.create_masks_for_block_sparse_attn(keep.double(), 4)
+    once, found = heads_of(ours, x, key_mask=keep), theirs(x, band, rows, columns, blocked, blocked)[0]
+    close(once[:, :4], found[:, :4])  # a global row sees each key once
+    assert (once - found).abs().max() > 0.01

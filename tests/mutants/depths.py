@@ -30,17 +30,6 @@ class AveragesOldAndNew(Universal):
 
 
 @mutant("halting_average")
-class LosesTheRest(Universal):
-    """Gives the last step its own probability, so that weights sum to less than 1."""
-
-    def after(self, halting: Halting, hidden: Tensor, *, last: bool) -> Halting:
-        got = super().after(halting, hidden, last=last)
-        stops = (halting.active & ~got.active)[..., None]
-        p = self.odds(got.hidden)[..., None]
-        return got._replace(mean=torch.where(stops, halting.mean + p * got.hidden, got.mean))
-
-
-@mutant("halting_average")
 class GoesOn(Universal):
     """A token that has halted is still changed, and others attend to what it becomes."""
 
@@ -112,14 +101,6 @@ class TrustsTheLikeliest(EarlyExit):
 
 
 @mutant("exits_by_definition")
-class SaturatesAtOnce(EarlyExit):
-    """Compares the first block with the embedding."""
-
-    def sureness(self, hidden: Tensor, before: Tensor, readout: Readout | None, *, first: bool) -> Tensor:
-        return super().sureness(hidden, before, readout, first=False)
-
-
-@mutant("exits_by_definition")
 class GoesOnAbove(EarlyExit):
     """A token that has left is changed by the blocks that others still take."""
 
@@ -160,11 +141,3 @@ class DropsSmallNumbers(Fixed):
         looped = super().forward(blocks, x, threads, **given)
         short = torch.is_autocast_enabled("cpu")
         return looped._replace(hidden=looped.hidden.round()) if short else looped
-
-
-@mutant("exits_by_definition")
-class PlansTheFirst(EarlyExit):
-    """A plan holds for the first tokens of a text, too, that are to take every block."""
-
-    def plan(self, read: Tensor, slots: Tensor) -> Tensor:
-        return super().plan(read, torch.full_like(slots, self.whole))

@@ -1,6 +1,5 @@
 """Faults of the backward pass of every engine."""
 
-from regard.patterns import causal
 from tests.mutants.edits import Edit
 
 TILES, SUMS, CHANNELS = "regard.engines.tiles", "regard.engines.sums", "regard.engines.sums.channels"
@@ -23,15 +22,6 @@ BACKWARD = (
         "delta",
         "softmax",
         "mergeable",
-    ),
-    Edit(
-        "tiles: the last group of keys alone",
-        f"{TILES}.passes:backward",
-        "new.add_(pick(dq, step)) if share.again(group) else new",
-        "new",
-        "tests.engines.tiles.test_tiles",
-        "test_rows_in_pieces_and_small_buffers",
-        (causal,),
     ),
     Edit(
         "tiles: dropped values not divided",

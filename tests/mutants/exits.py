@@ -27,21 +27,6 @@ class PondersInSilence(Universal):
         return super().forward(blocks, x, threads, **given)._replace(own={})
 
 
-@mutant("depth_losses_are_declared")
-class TeachesUnasked(EarlyExit):
-    """Gives the loss of exits that the options do not train."""
-
-    def taught(
-        self,
-        exits: Sequence[Tensor],
-        mean: Tensor | None,
-        readout: Readout,
-        targets: Tensor,
-        key_mask: Tensor | None,
-    ) -> dict[str, Tensor]:
-        return {"exits": exits[0].sum(), **super().taught(exits, mean, readout, targets, key_mask)}
-
-
 @mutant("told_exits")
 class LeavesLate(EarlyExit):
     """Takes one block more than it is told."""
@@ -49,28 +34,6 @@ class LeavesLate(EarlyExit):
     def forward(self, blocks: Sequence[Block], x: Tensor, threads: Threads, **given: Any) -> Looped:
         told = given.pop("depths", None)
         return super().forward(blocks, x, threads, depths=None if told is None else told + 1, **given)
-
-
-@mutant("told_exits")
-class RemembersTheEntry(EarlyExit):
-    """Blocks that a call leaves out get the keys of what entered the first one, not of the state that left."""
-
-    def forward(self, blocks: Sequence[Block], x: Tensor, threads: Threads, **given: Any) -> Looped:
-        looped = super().forward(blocks, x, threads, **given)
-        used, states = int(looped.steps.amax()), list(looped.states)  # type: ignore[union-attr]
-        for at, block in enumerate(blocks):
-            before = threads.states[at]
-            if at >= used and before is not None:
-                states[at] = block.remember(x, state=before)
-        return looped._replace(states=states)
-
-
-@mutant("told_exits")
-class KeysAbove(EarlyExit):
-    """Blocks above see keys of what the full model makes of a token that has left."""
-
-    def kept(self, active: Tensor, after: Tensor, before: Tensor) -> Tensor:
-        return after
 
 
 @mutant("told_exits")
@@ -89,15 +52,6 @@ class AsksOneHead(EarlyExit):
         return readout(hidden)
 
 
-@mutant("exits_by_definition")
-class PlansByTheLeast(EarlyExit):
-    """Leaves where q is least."""
-
-    def plan(self, read: Tensor, slots: Tensor) -> Tensor:
-        del slots
-        return self.chooser(read).argmin(-1) + 1
-
-
 @mutant("exits_at_the_threshold")
 class LeavesAbove(EarlyExit):
     """Leaves where its confidence is more than the threshold, and stays where it is as high."""
@@ -105,14 +59,6 @@ class LeavesAbove(EarlyExit):
     def limit(self, slots: Tensor) -> Tensor | float:
         limit = super().limit(slots)
         return limit + 1e-12
-
-
-@mutant("exits_at_the_threshold")
-class OneMoreIsWhole(EarlyExit):
-    """The token behind those that take every block takes every block too."""
-
-    def limit(self, slots: Tensor) -> Tensor | float:
-        return super().limit(slots - 1)
 
 
 @mutant("light_exits_at_the_threshold")
@@ -133,70 +79,17 @@ class DrawsARow(EarlyExit):
         return super().forward(blocks, x, threads, **given)
 
 
-@mutant("mixed_training")
-class NeverTakesAll(EarlyExit):
-    """Draws depths below the last alone."""
-
-    def forward(self, blocks: Sequence[Block], x: Tensor, threads: Threads, **given: Any) -> Looped:
-        if self.training and self.exits == "mixed":
-            given["depths"] = torch.randint(1, len(blocks), x.shape[:2])
-        return super().forward(blocks, x, threads, **given)
-
-
-class _Oracle(EarlyExit):
-    """Template: near, the weight of each token in the score of another; spent, what the blocks cost."""
-
-    def near(self, apart: Tensor) -> Tensor:
-        return torch.exp(-apart.square() / self.smoothing) if self.smoothing else (apart == 0).double()
-
-    @property
-    def spent(self) -> float:
-        return self.penalty
+@mutant("exit_losses")
+class FarCountsMore(EarlyExit):
+    """Smooths by exp(+(t - t')^2 / sigma), as in a published survey: weights grow with the distance."""
 
     def wanted(self, answers: Answers) -> Tensor:
         scores = -answers.nats.detach() if self.oracle == "likelihood" else answers.right.to(answers.nats.dtype)
         scores = scores.masked_fill(~answers.counted[..., None], 0)
         slots = torch.arange(scores.shape[1], dtype=scores.dtype)
         apart = slots[:, None] - slots
-        near = torch.ones_like(apart) if self.confidence == "sequence" else self.near(apart)
-        return best(near @ scores, self.spent)
-
-
-@mutant("exit_losses")
-class FarCountsMore(_Oracle):
-    """Smooths by exp(+(t - t')^2 / sigma), as in a published survey: weights grow with the distance."""
-
-    def near(self, apart: Tensor) -> Tensor:
-        return torch.exp(apart.square() / self.smoothing) if self.smoothing else super().near(apart)
-
-
-@mutant("exit_losses")
-class DepthIsFree(_Oracle):
-    """An oracle without a penalty."""
-
-    @property
-    def spent(self) -> float:
-        return 0.0
-
-
-@mutant("exit_losses")
-class TakesTheDeepest(EarlyExit):
-    """Of exits that are equal, the oracle takes the highest."""
-
-    def wanted(self, answers: Answers) -> Tensor:
-        flipped = Answers(answers.nats.flip(-1), answers.likeliest.flip(-1), answers.right.flip(-1), answers.counted)
-        return answers.nats.shape[-1] - 1 - super().wanted(flipped)
-
-
-@mutant("exit_losses")
-class LastHasOdds(EarlyExit):
-    """The last exit has a sigmoid of its own, so that q does not sum to 1."""
-
-    def log_odds(self, exits: Sequence[Tensor], mean: Tensor | None) -> Tensor:
-        log_q = super().log_odds(exits, mean)
-        if self.confidence != "geometric":
-            return log_q
-        return torch.cat([log_q[..., :-1], log_q[..., -1:] + F.logsigmoid(self.chooser(exits[-1]))], -1)
+        near = torch.exp(apart.square() / self.smoothing) if self.smoothing else (apart == 0).double()
+        return best((torch.ones_like(apart) if self.confidence == "sequence" else near) @ scores, self.penalty)
 
 
 @mutant("exit_losses")

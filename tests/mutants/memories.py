@@ -40,18 +40,6 @@ class LetsAGradientThrough(Recent):
         return _changed(after, hidden=torch.cat([state["hidden"], x], 1)[:, -self.length :]), losses
 
 
-@mutant("no_gradient_reaches_earlier_segments")
-class TrainsWhatItFinds(Memorizing):
-    """Keeps values with their graph, and reads them as they are."""
-
-    def read(self, q: Tensor, local: Tensor, state: MemoryState) -> Tensor:
-        return super().read(q, local, state) + 0 * local + state["values"].sum()
-
-    def write(self, state: MemoryState, x: Tensor, **given: Any) -> Any:
-        after, losses = super().write(state, x, **given)
-        return _changed(after, values=torch.cat([state["values"], given["v"]], 2)[:, :, -self.pairs :]), losses
-
-
 @mutant("what_is_masked_is_not_remembered")
 class LosesTheMask(Recent):
     """Remembers padding as text."""
@@ -82,14 +70,6 @@ class NotCleared(Memorizing):
 
     def forget(self, state: MemoryState, rows: Tensor) -> MemoryState:
         return state
-
-
-@mutant("forgotten_rows_begin_anew")
-class ClearsEveryRow(Recent):
-    """Clears the rows whose document goes on, too."""
-
-    def forget(self, state: MemoryState, rows: Tensor) -> MemoryState:
-        return super().forget(state, torch.ones_like(rows))
 
 
 @mutant("forgotten_rows_begin_anew")
@@ -143,15 +123,6 @@ class OnePositionOff(Recent):
     def leading(self, state: MemoryState) -> tuple[Tensor, Tensor | None]:
         hidden, mask = super().leading(state)
         return hidden.roll(1, 1), mask
-
-
-@mutant("the_recent_past_in_order")
-class NewestFirst(Recent):
-    """Leads with the newest position."""
-
-    def leading(self, state: MemoryState) -> tuple[Tensor, Tensor | None]:
-        hidden, mask = super().leading(state)
-        return hidden.flip(1), mask
 
 
 @mutant("slots_are_blocks_in_order")

@@ -5,15 +5,12 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from regard.core.errors import UnsupportedError
 from regard.core.state import Slots
 from regard.memory import MemoryState
 from regard.memory.caches._base import CacheState
 from regard.memory.caches.h2o import H2o
-from regard.memory.caches.snapkv import Snapkv
 from regard.memory.caches.streaming import Streaming
 from regard.memory.recent import Recent
 from regard.models import LanguageModel, ModelState
@@ -33,17 +30,6 @@ class AddsToItsPrompt(LanguageModel):
         return got
 
 
-@mutant("decoders_fork")
-class OnePromptOneRow(LanguageModel):
-    """Rows behind the first go on from nothing."""
-
-    def hidden(self, tokens: Tensor, *, state: ModelState | None = None, **given: Any) -> Any:
-        if state is not None and len(tokens) > 1 and state.length:
-            rows = torch.arange(len(tokens)) > 0
-            state = state.map(lambda x: x.masked_fill(rows.view(-1, *[1] * (x.ndim - 1)), 0))
-        return super().hidden(tokens, state=state, **given)
-
-
 class _OneTooMany(ModelState):
     def rewind(self, count: int) -> "ModelState":
         back = super().rewind(count)
@@ -57,22 +43,6 @@ class GivesBackOneTooMany(LanguageModel):
     def hidden(self, tokens: Tensor, *, state: ModelState | None = None, **given: Any) -> Any:
         got = super().hidden(tokens, state=state, **given)
         return got if got.state is None else got._replace(state=_OneTooMany(got.state.parts))
-
-
-class _Unwilling(ModelState):
-    def rewind(self, count: int) -> "ModelState":
-        if count:
-            raise UnsupportedError("none of them")
-        return self
-
-
-@mutant("decoders_go_back")
-class GivesNothingBack(LanguageModel):
-    """Keeps every slot, and refuses."""
-
-    def hidden(self, tokens: Tensor, *, state: ModelState | None = None, **given: Any) -> Any:
-        got = super().hidden(tokens, state=state, **given)
-        return got if got.state is None else got._replace(state=_Unwilling(got.state.parts))
 
 
 class _Collecting(MemoryState):
@@ -163,15 +133,6 @@ class CountsEveryCall(Streaming):
 @mutant("caches_of_tokens_that_leave")
 class WeighsWhoLeft(H2o):
     """Adds what tokens gave that had left before the layer, if only others of the call had not."""
-
-    def rows(self, *given: Any) -> Any:
-        rows: Any = super().rows
-        return rows(*given[:-1], None)
-
-
-@mutant("caches_of_tokens_that_leave")
-class AsksWhoLeft(Snapkv):
-    """Chooses by the last tokens of a call, though they left before the layer, if only other rows had not."""
 
     def rows(self, *given: Any) -> Any:
         rows: Any = super().rows

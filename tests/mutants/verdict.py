@@ -47,16 +47,14 @@ def objection(mutant: Mutant) -> str:
     return _SOUND[key]
 
 
-def found(error: BaseException, *folders: Path) -> bool:
-    """Whether a check, or a test in one of these folders, has said this, and not the code under it."""
+def found(error: BaseException) -> bool:
+    """True if a check has said this, and not the code under it."""
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
     assert at is not None
     file = Path(at.tb_frame.f_code.co_filename)
     of_compiler = isinstance(error.__cause__, TorchDynamoException)  # a graph that breaks is what a check looks for
-    said = isinstance(error, AssertionError) and (error.__cause__ is None or of_compiler)
-    if not folders:  # an assertion without words is none of a check's findings
-        said = said and bool(str(error))
-    ours = any(file.is_relative_to(folder) for folder in (CHECKING, *folders)) and file not in NO_COMPARISON
+    said = isinstance(error, AssertionError) and (error.__cause__ is None or of_compiler) and bool(str(error))
+    ours = file.is_relative_to(CHECKING) and file not in NO_COMPARISON
     return (ours and said) or isinstance(error, pytest.fail.Exception)

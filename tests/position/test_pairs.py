@@ -13,7 +13,6 @@ from regard.memory.recent import Recent
 from regard.position import build_position, names, position_class
 from regard.position.alibi import Alibi
 from regard.position.rotary import Rotary
-from regard.position.sinusoidal import Sinusoidal
 from regard.position.t5_bias import T5Bias
 from regard.testing import record
 from regard.testing.counting import Count
@@ -56,20 +55,6 @@ class TestATryThatMustFail:
         honest = Rotary._rotate
         monkeypatch.setattr(Rotary, "_rotate", lambda self, x, at: honest(self, x, at - at[0]))
         self.fails("rotary", "pieces with a state")
-
-    def test_an_embedding_that_counts_from_its_own_piece(self, monkeypatch):
-        honest = Sinusoidal.embed
-        monkeypatch.setattr(Sinusoidal, "embed", lambda self, x, at: honest(self, x, at - at[0]))
-        self.fails("sinusoidal", "pieces with a state")
-
-    def test_a_curve_off_by_one_in_later_pieces(self, monkeypatch):
-        def bias(self, q, low, high):
-            later = int(q.shape[2] <= high)
-            return honest(self, q, low - later, high - later) if later else honest(self, q, low, high)
-
-        honest = T5Bias.bias
-        monkeypatch.setattr(T5Bias, "bias", bias)
-        self.fails("t5_bias(std=1.0)", "pieces with a state")
 
     def test_a_memory_that_forgets(self, monkeypatch):
         honest = Recent.write

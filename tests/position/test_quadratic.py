@@ -33,27 +33,6 @@ def test_weights_are_the_softmax_of_the_papers_product(causal):
     assert (layer(x).hidden - wanted).abs().max() < 1e-10
 
 
-def test_the_logit_is_zero_at_the_centre_and_falls_on_both_sides():
-    scheme = build_position("quadratic", Heads(count=2, key_dim=4), 8).double()
-    with torch.no_grad():
-        scheme.alpha.copy_(torch.tensor([0.5, 3.0]))
-        scheme.centre.copy_(torch.tensor([-2.0, 1.0]))
-    curve = scheme.bias(randn(1, 2, 1, 4), -3, 4)
-    got = curve.logits(torch.tensor([10]), torch.arange(6, 14))[0, :, 0]
-    assert got[0].tolist() == [-0.5 * (d + 2) ** 2 for d in range(-4, 4)]
-    assert got[1].tolist() == [-3.0 * (d - 1) ** 2 for d in range(-4, 4)]
-
-
-def test_a_large_alpha_is_a_shift():
-    """alpha = 60 at centre -2 reads the value two slots back: what is left over is exp(-60)."""
-    layer = AttentionLayer(4, "softmax", heads=1, position="quadratic(alpha=60.0)", causal=True).double()
-    torch.nn.init.zeros_(layer.projections.query.weight)
-    torch.nn.init.constant_(layer.position.centre, -2.0)
-    x = randn(1, 9, 4)
-    moved = x @ layer.projections.value.weight.T @ layer.projections.output.weight.T
-    assert (layer(x).hidden[:, 2:] - moved[:, :-2]).abs().max() < 1e-12
-
-
 def test_half_precision_loses_nothing_where_the_head_looks():
     scheme = build_position("quadratic", Heads(count=1, key_dim=4, causal=True), 4)
     torch.nn.init.constant_(scheme.centre, -300.0)

@@ -60,24 +60,12 @@ def test_a_window_takes_them_as_the_full_softmax_does():
     assert (layer(x).hidden - wanted).abs().max() < 1e-10
 
 
-def test_without_a_table_it_is_plain_attention():
-    layer, plain = build(True), AttentionLayer(DIM, "softmax", heads=HEADS, causal=True).double()
-    torch.nn.init.zeros_(layer.position.table)
-    x = randn(2, 8, DIM)
-    assert (layer(x).hidden - plain(x).hidden).abs().max() < 1e-12
-
-
 def test_far_distances_share_one_label_at_any_length():
     layer = build(True)
     bias = layer.position.bias(randn(1, HEADS, 1, WIDTH), 0, 70_000)
     assert bias.relative.shape == (1, 70_001, WIDTH)
     assert torch.equal(bias.relative[0, :-3], layer.position.table[:1].expand(69_998, -1))
     assert not torch.equal(bias.relative[0, -3], layer.position.table[0])
-
-
-def test_all_heads_share_the_table():
-    scheme = build_position("shaw_keys", Heads(count=8, key_dim=4), 32)
-    assert [tuple(p.shape) for p in scheme.parameters()] == [(33, 4)]
 
 
 def test_a_negative_clip_is_refused():

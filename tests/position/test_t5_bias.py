@@ -97,13 +97,6 @@ def test_layers_share_the_table_by_sharing_the_module():
     assert len([p for p in model.parameters() if p is shared.table]) == 1
 
 
-def test_gradient_reaches_only_the_buckets_in_use():
-    position = scheme(True, count=1)
-    position.bias(randn(1, 1, 1, 4), 0, 20).curve.sum().backward()
-    used = position.table.grad[0].nonzero().flatten().tolist()
-    assert used == sorted({int(position.bucket(torch.tensor(-d))) for d in range(21)})
-
-
 @pytest.mark.parametrize(
     ("causal", "options"),
     [

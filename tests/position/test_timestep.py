@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from regard import AttentionLayer
 from regard.core.errors import ConfigError
 from regard.core.info import Heads
 from regard.position import build_position
@@ -33,17 +32,6 @@ def test_at_is_the_scheme_of_another_step_with_the_same_options():
         assert torch.equal(scheme.at(t).embed(x, where), wanted)
     assert not torch.equal(scheme.at(2).embed(x, where), scheme.embed(x, where))
     assert torch.equal(scheme.embed(x, where), scheme.at(1).embed(x, where)), "a scheme is not changed by `at`"
-
-
-def test_one_block_applied_over_and_over_tells_its_steps_apart():
-    """A layer may carry the scheme of its step, and streams with it."""
-    layers = [
-        AttentionLayer(8, "softmax", heads=2, position=f"timestep(step={t})", causal=True).double() for t in (1, 2)
-    ]
-    layers[1].load_state_dict(layers[0].state_dict())
-    x = torch.randn(1, 6, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    first, second = (layer(x).hidden for layer in layers)
-    assert (first - second).abs().max() > 1e-3
 
 
 def test_rows_of_a_batch_may_stand_at_other_positions():
