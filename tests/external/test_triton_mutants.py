@@ -11,6 +11,7 @@ pytest.importorskip("triton", reason="triton is not installed: make external")
 
 from regard.engines import gpu
 from regard.engines.gpu import _linear_triton_passes
+from regard.engines.gpu._interpreter import INTERPRETED
 
 if not INTERPRETED:
     pytest.skip("TRITON_INTERPRET is not 1", allow_module_level=True)
