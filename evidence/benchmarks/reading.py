@@ -5,10 +5,10 @@
     python evidence/benchmarks/reading.py --files lsh            # which files are counted
 
 Lines to read: those of the mechanism's file and of every file of regard that it imports, directly or through others, in
-all rooms together. Followed are imports at the top of a file; not those inside functions, which are other ways to do
-the same (a GPU's engine), nor those for type checkers. Left out are the words that every mechanism shares and that
-compute nothing of it (`VOCABULARY`: errors, facts, the data of a bias, the reader of written patterns), and what
-another family keeps to itself.
+all rooms together. Of an engine its contract counts, the text at the head of its package, and nothing behind it.
+Followed are imports at the top of a file, not those inside functions nor those for type checkers. Left out are the
+words that every mechanism shares and that compute nothing of it (`VOCABULARY`: errors, facts, the data of a bias, the
+reader of written patterns), and what another family keeps to itself.
 
 Files walked: those whose functions run in one causal forward call without gradients, on (1, 4, 300, 16): in the first
 call, which may lay something out, and in the next.
@@ -27,6 +27,7 @@ from pathlib import Path
 
 VOCABULARY = ("errors", "info", "bias", "pattern_text", "text")
 """last parts of names of modules"""
+ENGINES = "regard.engines."
 LONGEST = 400
 WALKED = ("softmax", "linear", "local")
 PROBE = """
@@ -80,7 +81,13 @@ class Tree:
     def __init__(self, source: Path) -> None:
         paths = {".".join(p.relative_to(source).with_suffix("").parts): p for p in (source / "regard").rglob("*.py")}
         self.modules = {name.removesuffix(".__init__"): path for name, path in sorted(paths.items())}
-        self.lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in self.modules.items()}
+        texts = {name: path.read_text(encoding="utf-8") for name, path in self.modules.items()}
+        self.lines = {name: len(text.splitlines()) for name, text in texts.items()}
+        self.contracts = {
+            name: len((ast.get_docstring(ast.parse(text)) or "").splitlines())
+            for name, text in texts.items()
+            if name.startswith(ENGINES) and name.count(".") == 2
+        }
         families = [name for name in self.modules if name.startswith("regard.attention.") and name.count(".") == 3]
         self.mechanisms = {name.rpartition(".")[2]: name for name in families if "._" not in name}
         """name -> module, as the catalog finds them: every public file of a family"""
@@ -95,12 +102,19 @@ class Tree:
         seen, queue = {module}, [module]
         while queue:
             for name in self.imported(queue.pop()):
+                if name.startswith(ENGINES):
+                    seen.add(".".join(name.split(".")[:3]))
+                    continue
                 room, _, last = name.rpartition(".")
                 private = room in others and last.startswith("_")
                 if name not in seen and not private and last not in left_out:
                     seen.add(name)
                     queue.append(name)
         return sorted(seen)
+
+    def count(self, name: str) -> int:
+        """Lines to read of a module: of an engine those of its contract."""
+        return self.contracts.get(name, self.lines[name])
 
 
 def walked(source: Path) -> list[tuple[str, list[str], list[str]]]:
@@ -120,18 +134,18 @@ def main() -> None:
     source = options.source.resolve()
     tree = Tree(source)
     counted = {name: tree.to_read(module, options.leave_out) for name, module in tree.mechanisms.items()}
-    read = {name: sum(tree.lines[module] for module in modules) for name, modules in counted.items()}
+    read = {name: sum(map(tree.count, modules)) for name, modules in counted.items()}
     own = {name: tree.lines[module] for name, module in tree.mechanisms.items()}
     print(f"{'mechanism':20} {'its file':>8} {'to read':>8} {'files':>6}")
     for name in sorted(read, key=lambda name: -read[name]):
         print(f"{name:20} {own[name]:8,} {read[name]:8,} {len(counted[name]):6}")
     for name in options.files:
-        print(f"{name}: " + ", ".join(f"{one.removeprefix('regard.')} {tree.lines[one]}" for one in counted[name]))
+        print(f"{name}: " + ", ".join(f"{one.removeprefix('regard.')} {tree.count(one)}" for one in counted[name]))
     middle, longest = statistics.median(own.values()), max(own.values())
     print(f"{len(own)} mechanisms: median of their files {middle:g} lines, the longest {longest}")
     print(f"median to read {statistics.median(read.values()):,g} lines")
     shared = sorted(set.intersection(*(set(modules) for modules in counted.values())))
-    once = sum(tree.lines[name] for name in shared)
+    once = sum(map(tree.count, shared))
     print(f"{once:,} of them in every count, read once: {', '.join(name.partition('.')[2] for name in shared)}")
     above = [f"{name.partition('.')[2]} {lines}" for name, lines in tree.lines.items() if lines > LONGEST]
     print(f"files above {LONGEST} lines: {', '.join(above) or 'none'}")

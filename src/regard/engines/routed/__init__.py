@@ -1,4 +1,17 @@
-"""Parts of every routed engine: the choice that a token makes, and sums in a fixed order."""
+"""Softmax over the keys that a choice gives each query: buckets, codes, lists, samples.
+
+In: q (batch, heads, queries, dim), k (batch, kv_heads, keys, dim), v (batch, kv_heads, keys, value), and the choices as
+integers: codes (batch, heads, length, rounds), or key numbers (batch, heads, queries, count); masks, causality.
+Out: averages in at least float32, differentiable once with respect to q, k, v; choices are constants. A query without a
+key gives 0.
+
+- `buckets.bucketed`: pairs that share a code in some round, sorted into buckets, a tile at a time; with the lse.
+- `codes.coded`: keys that are replaced by their codebook entry, block by block, with sums of earlier blocks.
+- `lists.listed`: a list of keys for every query. `sampling.sampled_keys`: keys drawn by their weights.
+- `nearest_points`, `vertices`: the choices themselves, of each token alone, so that cuts of a sequence do not matter.
+
+Promised: sums in one order for every cut of a sequence; near ties are decided by the token alone.
+"""
 
 from typing import Any, NamedTuple
 
