@@ -9,7 +9,6 @@ from regard.core.errors import ConfigError, RegardError, nearest
 from regard.core.types_of import typed
 from regard.files import consent
 from regard.testing.checks import (  # noqa: F401 - each module enters its checks into the suite, in this order
-    apart,
     basic,
     bias,
     causal,
