@@ -64,7 +64,6 @@ def mixed_info(infos: Sequence[Info]) -> Info:
             if readers and all(letter in info.without_gradient for info in readers)
         ),
         anchored=any_has("anchored"),
-        heads_apart=False,
         stochastic=any_has("stochastic"),
         approximates=approximates,
         knob=knob,

@@ -332,8 +332,8 @@ OF_A_CLASS = {"facts", "options", "approximation"}
 """laws of a class and its options; a mix has none"""
 DEFINED = {"exact_definition", "jvp", "func_grad", "double_backward"}
 """these build `impl="reference"`, an option of a mechanism"""
-OTHER_HEADS = {"head_shapes", "cost", "cost_is_reached", "grouped_heads", "heads_together"}
-"""these build other numbers of heads, of which a mix makes others of its inputs; two parts cannot share one head"""
+OTHER_HEADS = {"head_shapes", "cost", "cost_is_reached", "grouped_heads"}
+"""these build other numbers of heads, of which a mix makes others of its inputs"""
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,8 @@ from torch import Tensor
 
 from regard.attention.dense.sigmoid import Sigmoid
 from regard.attention.kernel.linear import Linear
-from regard.attention.sparse.strided import Strided
 from regard.core.attention import Attended, Call
 from regard.core.state import State, begin
-from regard.patterns import Pattern, window
 from regard_lab.published.sigmoid_published import SigmoidPublished
 from tests.mutants import claiming, mutant
 from tests.mutants.toys import (
@@ -126,34 +124,6 @@ class AcceptsLeftPadding(ToyTable):
     def setup(self) -> None:
         super().setup()
         self.info = replace(self.info, anchored=False)
-
-
-@mutant("heads_apart")
-class LearnsFromItsNeighbour(ToyDense):
-    """Adds to each head's averages those of the head before it, and says that heads are computed apart."""
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
-        answer = super().attend(q, k, v, call)
-        return answer._replace(values=answer.values + answer.values.roll(1, 1))
-
-
-@mutant("heads_apart")
-class GoesByTheNumberOfTheHead(ToyDense):
-    """Every third head has sharper weights, and no weight says which."""
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Attended:
-        sharper = torch.tensor([2.0 if head % 3 == 2 else 1.0 for head in range(self.heads.count)])
-        return super().attend(q * sharper.to(q)[:, None, None], k, v, call)
-
-
-@mutant("heads_together")
-class ModestAboutHeads(Strided):
-    """Has one pattern for all heads where it says that they differ, so that nobody shares them."""
-
-    samples = ({"stride": 4},)
-
-    def pairs(self) -> Pattern:
-        return window(self.stride)
 
 
 @mutant("rows_free")

@@ -254,10 +254,6 @@ class Info:
     """one softmax over its keys: asked for it, it returns the log-sum-exp by which parts are merged"""
     grouped: Literal["native", "expanded"] = "native"
     """whether query heads share heads of keys as they are, or each gets a copy"""
-    heads_apart: bool = True
-    """the averages of a head depend on its own queries, keys, values and weights alone and not on which head it is, so
-    that some heads can be computed by themselves, as processes do that share them; features that are drawn again, and
-    losses, may still be of all heads"""
     stochastic: bool = False
     """draws random features or samples from its seed"""
     approximates: str | None = None

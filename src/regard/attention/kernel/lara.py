@@ -1,8 +1,7 @@
 """Linear randomized attention: a few proposals shared by all queries, weighted by multiple importance sampling."""
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, final
+from typing import Annotated, ClassVar, Literal, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -72,7 +71,6 @@ class Lara(Attention):
         memory=1,
         mixes_queries=True,
         stochastic=True,
-        heads_apart=False,
     )
     draws: ClassVar[str] = "position noise"
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
@@ -97,11 +95,6 @@ class Lara(Attention):
     seed: Tensor = weight()
     calls: Tensor = weight()
     """in training, so far"""
-
-    @classmethod
-    def facts(cls, options: Mapping[str, Any]) -> Info:
-        """Noise is drawn for all heads together, and in training alone, which the definition has not."""
-        return replace(cls.default_info, heads_apart=options["impl"] == "reference")
 
     def check_options(self) -> None:
         if self.alpha == "balance" and self.coefficient is not None:

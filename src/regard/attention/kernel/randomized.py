@@ -64,7 +64,6 @@ class Randomized(Attention):
         stochastic=True,
         approximates="softmax",
         knob="num_samples",
-        heads_apart=False,
     )
     draws: ClassVar[str] = "position noise"
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
@@ -101,7 +100,6 @@ class Randomized(Attention):
             anchored=False,
             stochastic=False,
             sees_content_only=True,
-            heads_apart=True,
         )
 
     def check_options(self) -> None:

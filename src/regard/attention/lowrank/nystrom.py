@@ -98,8 +98,6 @@ class Nystrom(Attention):
     def facts(cls, options: Mapping[str, Any]) -> Info:
         """An exact inverse gives softmax where tokens are few; a filter runs over one sequence."""
         info, exact = cls.default_info, options["pinv"] == "exact"
-        if options["norm"] == "heads":
-            info = replace(info, heads_apart=False)
         if options["num_landmarks"] is None:
             sums = options["convolution"] is None
             info = replace(info, time=2, rows_sum_to_one=sums, nonnegative=sums, mixes_queries=False)

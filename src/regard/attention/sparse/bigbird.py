@@ -51,7 +51,6 @@ class Bigbird(Globals):
         time=1,
         state="length",
         anchored=True,
-        heads_apart=False,
     )
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
@@ -79,7 +78,7 @@ class Bigbird(Globals):
     def facts(cls, options: Mapping[str, Any]) -> Info:
         """Random blocks smaller than a tile touch most tiles of a short sequence, each with a mask of its own."""
         chance = options["form"] == "itc" and options["num_random"] != 0
-        info = replace(cls.default_info, heads_apart=not chance or options["impl"] == "reference")
+        info = cls.default_info
         return replace(info, time=2, memory=2) if chance and options["block_size"] < 64 else info
 
     def check_options(self) -> None:

@@ -45,7 +45,6 @@ class Blockwise(Sparse):
         time=2,
         rows_sum_to_one=False,
         anchored=True,
-        heads_apart=False,
     )
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
@@ -77,12 +76,10 @@ class Blockwise(Sparse):
         """Where no block sees a later one it serves causal heads; where all see themselves every query has a key."""
         info, blocks, maps = super().facts(options), options["blocks"], options["permutations"]
         if maps is None:
-            itself = back = alike = (1 if options["shift"] is None else options["shift"]) % blocks == 0
+            itself = back = (1 if options["shift"] is None else options["shift"]) % blocks == 0
         else:
             itself = all(target == b for targets in maps for b, target in enumerate(targets))
             back = all(target <= b for targets in maps for b, target in enumerate(targets))
-            alike = len(set(maps)) == 1
-        info = replace(info, heads_apart=alike)
         if back:
             supports = replace(info.supports, causal=True, state=True, prefix=True)
             info = replace(info, supports=supports, state="length" if blocks == 1 else "window")

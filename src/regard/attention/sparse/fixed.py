@@ -48,7 +48,6 @@ class Fixed(Sparse):
         state="length",
         rows_sum_to_one=False,
         anchored=True,
-        heads_apart=False,
     )
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
@@ -75,9 +74,8 @@ class Fixed(Sparse):
         """Blocks are linear in the length, and every query has a key."""
         info = super().facts(options)
         if options["part"] != "block":
-            alike = options["part"] == "summary" and options["columns"] * 2 > options["stride"]
-            return replace(info, heads_apart=alike)
-        return replace(info, rows_sum_to_one=True, time=1, state="window", heads_apart=True)
+            return info
+        return replace(info, rows_sum_to_one=True, time=1, state="window")
 
     def check_options(self) -> None:
         if self.columns > self.stride:

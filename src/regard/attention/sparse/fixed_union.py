@@ -43,7 +43,6 @@ class FixedUnion(Sparse):
         time=2,
         state="length",
         anchored=True,
-        heads_apart=False,
     )
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
@@ -66,7 +65,7 @@ class FixedUnion(Sparse):
     @classmethod
     def facts(cls, options: Mapping[str, Any]) -> Info:
         """Where every column is a summary, every earlier key is seen."""
-        info = replace(super().facts(options), heads_apart=options["columns"] * 2 > options["stride"])
+        info = super().facts(options)
         return replace(info, anchored=False) if options["columns"] >= options["stride"] else info
 
     def check_options(self) -> None:

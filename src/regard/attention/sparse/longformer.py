@@ -65,9 +65,7 @@ class Longformer(Globals):
     @classmethod
     def facts(cls, options: Mapping[str, Any]) -> Info:
         """Without first global tokens nothing depends on absolute slots."""
-        steps = options["dilation"]
-        alike = not isinstance(steps, tuple) or len(set(steps)) == 1
-        return replace(cls.default_info, anchored=options["num_global"] > 0, heads_apart=alike)
+        return replace(cls.default_info, anchored=options["num_global"] > 0)
 
     def check_options(self) -> None:
         if self.dilation == ():

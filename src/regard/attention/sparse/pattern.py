@@ -57,9 +57,8 @@ class Pattern(Sparse):
     def facts(cls, options: Mapping[str, Any]) -> Info:
         """A rule of bounded distance is linear in the length; one that names positions is anchored to them."""
         pattern = _read(options["rule"])
-        alike = pattern.heads is None
         info = super().facts(options)
-        info = replace(info, anchored=pattern.anchored, mergeable=not pattern.anchored, heads_apart=alike)
+        info = replace(info, anchored=pattern.anchored, mergeable=not pattern.anchored)
         low, high = pattern.distances
         return replace(info, time=1, state="window") if max(-low, high) < patterns.FAR else info
 

@@ -43,7 +43,6 @@ class Strided(Sparse):
         time=2,
         state="length",
         mergeable=True,
-        heads_apart=False,
     )
 
     samples: ClassVar[tuple[Mapping[str, object], ...]] = (
@@ -67,7 +66,6 @@ class Strided(Sparse):
     def facts(cls, options: Mapping[str, Any]) -> Info:
         """A window is linear in the length."""
         info = super().facts(options)
-        info = replace(info, heads_apart=options["part"] != "heads")
         return replace(info, time=1, state="window") if options["part"] == "window" else info
 
     def pairs(self) -> Pattern:

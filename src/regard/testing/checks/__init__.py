@@ -10,7 +10,6 @@ from regard.core.types_of import typed
 from regard.engines.kernels import forced, forced_engine
 from regard.files import consent
 from regard.testing.checks import (  # noqa: F401 - each module enters its checks into the suite, in this order
-    apart,
     basic,
     bias,
     causal,
