@@ -198,27 +198,6 @@ def test_other_bits_and_leftovers_are_differences(tmp_path):
     assert equal.folders(tmp_path / "other", tmp_path / "whole") == ["a", "below/b is missing", "left: .c.partial"]
 
 
-def _tensors(path: Path, values: bytes, shape: int, *said: tuple[str, str]) -> Path:
-    head = {"__metadata__": dict(said), "x": {"dtype": "U8", "shape": [shape], "data_offsets": [0, len(values)]}}
-    text = json.dumps(head).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + values)
-    return path
-
-
-def test_of_tensors_every_bit_is_compared_and_not_the_order_of_what_is_said_of_them(tmp_path):
-    """Which safetensors draws by lot."""
-    said = ("a", "1"), ("b", '{"x": [1], "y": [2]}')
-    whole = _tensors(tmp_path / "whole.safetensors", b"abc", 3, *said)
-    for name, values, shape, others, wanted in (
-        ("order", b"abc", 3, (("b", '{"y": [2], "x": [1]}'), ("a", "1")), True),
-        ("bits", b"abb", 3, said, False),
-        ("shape", b"abc", 2, said, False),
-        ("what is said", b"abc", 3, (("b", '{"y": [2], "x": [3]}'), ("a", "1")), False),
-    ):
-        other = _tensors(tmp_path / f"{name}.safetensors", values, shape, *others)
-        assert (equal.folders(other, whole) == []) is wanted, name
-
-
 JUDGED = [
     (ended(0), True, ("same bits", False)),
     (ended(0), False, ("another result, and nothing is said", True)),

@@ -12,7 +12,6 @@ wrote is in FOLDER/RANK.txt. COUNT 0 is one process by itself, whatever OPTION s
 
 import json
 import os
-import shutil
 import signal
 import sys
 import time
@@ -64,8 +63,7 @@ def curves(folder: Path, ranks: Ranks, count: int = 12) -> None:
         (folder / name).mkdir(exist_ok=True)
         Trainer(model, task, config, folder / name, ranks=ranks).fit()
         ranks.meet()
-        saved = {key: x.double().flatten().tolist() for key, x in _saved(folder / name).items()}
-        found[name] = {**curves_of(folder / name, model), "saved": saved}
+        found[name] = curves_of(folder / name, model)
     (folder / f"{ranks.rank}.json").write_text(json.dumps(found))
 
 
@@ -112,13 +110,6 @@ def curves_of(run: Path, model: torch.nn.Module) -> dict[str, Any]:
     }
 
 
-def _saved(run: Path) -> dict[str, torch.Tensor]:
-    """The weights, and what the optimizer remembers of them."""
-    found, _ = trainer.checkpoint.newest(run / "checkpoints")
-    assert found is not None
-    return found.model | found.optimizer
-
-
 def trained(folder: Path, ranks: Ranks, config: str, **changes: object) -> None:
     """A run, begun or continued."""
     values = toml.load(Path(config))
@@ -130,19 +121,6 @@ def continued(folder: Path, ranks: Ranks, config: str) -> None:
     del config
     run = folder / "run"
     resume(run, steps=2 * toml.load(run / "config.toml").training.steps, ranks=ranks)
-
-
-def kept(folder: Path, ranks: Ranks, config: str, until: str, before: str = "") -> None:
-    """A run in float64 that goes on to a step from where another one ended."""
-    with ranks.together():
-        if ranks.main:
-            shutil.copytree(Path(before) / "run", folder / "run") if before else (folder / "run").mkdir()
-    values = toml.load(Path(config))
-    task = build_task(values.task, seed=0)
-    model = LanguageModel(replace(values.model, dropout=0.0)).double()
-    training = replace(values.training, steps=int(until), schedule="constant")
-    trainer = Trainer(model, task, training, folder / "run", ranks=ranks)
-    trainer.fit()
 
 
 def at_step(number: int, rank: int, ranks: Ranks, action: Callable[[], None]) -> None:
@@ -232,7 +210,6 @@ def unlike(folder: Path, ranks: Ranks, config: str) -> None:
 
 _ALL = (
     curves,
-    kept,
     trained,
     continued,
     killed,

@@ -337,13 +337,6 @@ def mutants(folder: Path, group: Group) -> Found:
     return found
 
 
-def killed(folder: Path, group: Group, config: str) -> Found:
-    ranks = SequenceParts(group, 2)
-    processes.at_step(3, 1, ranks, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    processes.trained(folder, ranks, config)
-    return {}
-
-
 def interrupted(folder: Path, group: Group, config: str) -> Found:
     """One process is told to stop when its evaluation begins."""
     ranks = SequenceParts(group, 2)
@@ -364,7 +357,6 @@ JOBS: dict[str, tuple[int, tuple[Callable[..., Found], ...]]] = {
     "one": (1, (alone,)),
     "three": (3, (in_threes, mechanisms, mutants, inputs_alone)),
     "four": (4, (in_pairs, layers, counted, dropped, at_positions, misused)),
-    "killed": (2, (killed,)),
     "interrupted": (2, (interrupted,)),
 }
 """processes, and what each runs"""

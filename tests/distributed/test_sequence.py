@@ -25,7 +25,7 @@ from regard.models.config import ModelConfig
 from regard.models.neighbours import NeighbourTokens
 from regard_lab.distributed import SequenceParts
 from regard_lab.tasks import RecallConfig
-from regard_lab.training import RunConfig, TrainingConfig, checkpoint, resume, toml
+from regard_lab.training import RunConfig, TrainingConfig, checkpoint, toml
 from regard_lab.training.batches import Batch
 from regard_lab.training.beside import alone
 from regard_lab.training.new_run import made
@@ -201,17 +201,6 @@ def test_a_signal_to_one_during_evaluation_stops_all(tmp_path):
     run(tmp_path, f"interrupted={short(tmp_path)}")
     folder = tmp_path / "interrupted"
     assert json.loads((folder / "codes.json").read_text()) == [143, 143]
-    assert checkpoint.step_of(checkpoint.paths(folder / "run" / "checkpoints")[-1]) == 4
-
-
-@pytest.mark.processes
-def test_a_process_that_is_killed_is_named_and_the_run_goes_on(tmp_path):
-    run(tmp_path, f"killed={short(tmp_path)}")
-    folder = tmp_path / "killed"
-    assert json.loads((folder / "codes.json").read_text()) == [6, -9]
-    assert "process 0 of 2: lost process 1, which left without a word" in (folder / "0.txt").read_text()
-    assert checkpoint.step_of(checkpoint.paths(folder / "run" / "checkpoints")[-1]) == 2
-    resume(folder / "run")  # with one process
     assert checkpoint.step_of(checkpoint.paths(folder / "run" / "checkpoints")[-1]) == 4
 
 

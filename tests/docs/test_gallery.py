@@ -52,18 +52,6 @@ def test_a_wrong_predicate_would_be_seen():
     assert not torch.equal(gallery.seen(built), drawn)
 
 
-@pytest.mark.parametrize("name", SPARSE)
-def test_every_sparse_mechanism_is_there(written, name):
-    page = (written / "gallery.inc").read_text(encoding="utf-8")
-    entry = page.partition(f"### {name}\n")[2].partition("\n### ")[0]
-    shown = re.findall(r"!\[[^\]]*\]\(generated/gallery/([^)]*)\)", entry)
-    assert len(shown) >= len(gallery.kinds(name)) > 0
-    assert all(file.startswith(f"{name}-") for file in shown)
-    assert f"{name}(" in entry
-    assert "query i sees key j: " in entry
-    assert "rule_" not in entry
-
-
 def test_every_primitive_is_there():
     makers = {name for name in masks.__all__ if name.islower()} - {"parse", "disjoint"}  # disjoint draws what | draws
     drawn = " ".join(gallery.primitives())

@@ -58,15 +58,6 @@ def test_operations_go_through_the_counts():
             assert found.operations(length) == pytest.approx(16 * found.backward * count), found.name
 
 
-def test_what_grows_with_the_length_does_so_beyond_what_was_counted():
-    """Up to the length of the page a token costs what one of the longest count did, but for the first windows."""
-    for found in scale.attentions():
-        cls, _ = catalog.resolve(found.name)
-        if cls.describe(costs.options(cls)).time == 1:
-            tokens = [found.operations(length) / length for length in (scale.COUNTED[-1], scale.LENGTH)]
-            assert tokens[1] == pytest.approx(tokens[0], rel=0.2), found.name
-
-
 @pytest.mark.parametrize(
     ("name", "more"),
     [("local", 1.0), ("longformer", 1.0), ("efficient", 1.0), ("fixed", 1.0), ("local_atrous", 1.0), ("strided", 1.11)],
@@ -114,14 +105,6 @@ def test_weights_are_those_of_a_decoder_of_this_library():
     every = sum(x.numel() for x in model.parameters() if x.ndim == 2)
     assert every == scale.LAYERS * of_block + tokens * width
     assert scale.PARAMETERS == scale.LAYERS * scale.BLOCK + scale.VOCABULARY * scale.WIDTH
-
-
-def test_the_assumed_machine_is_the_one_of_the_page():
-    """40 % of the data sheet's 989e12 operations in two bytes, 400 Gbit/s, 10 microseconds."""
-    assumed = scale.ACCELERATOR
-    assert assumed.rate == pytest.approx(0.4 * 989e12, rel=0.02)
-    assert (assumed.bandwidth, assumed.latency, assumed.number) == (400e9 / 8, 10e-6, 2)
-    assert scale.machines()[0].number == 4  # float32
 
 
 def test_columns_have_what_their_heads_say():

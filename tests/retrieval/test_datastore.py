@@ -270,6 +270,13 @@ def test_a_manifest_of_a_stranger_names_no_file_elsewhere(store):
         Datastore.open(store.folder)
 
 
+def test_what_another_process_wrote_is_not_added_to(store):
+    with store.adding() as adding:
+        adding.begin("four", entries=0)
+    with pytest.raises(ResourceError, match="meanwhile"), store.adding(as_opened=True):
+        pass
+
+
 def test_a_full_disk_loses_nothing(store, documents, monkeypatch):
     more, written = entries(40, 9), 0
 
@@ -428,14 +435,14 @@ def test_an_addition_that_was_interrupted_is_no_merge(store, tmp_path):
 
 
 def test_more_blocks_than_descriptors_are_read(tmp_path, small_blocks):
-    """400 blocks and room for 20 open files; without any room it is said, and is no damage."""
-    store = filled(tmp_path / "many", {"a": entries(4000)})
-    assert len(store.manifest.blocks) == 400
+    """60 blocks and room for 20 open files; without any room it is said, and is no damage."""
+    store = filled(tmp_path / "many", {"a": entries(600)})
+    assert len(store.manifest.blocks) == 60
     least, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = max(int(name) for name in os.listdir("/proc/self/fd")) + 1
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (used + 20, most))
-        found = Datastore.open(store.folder).search(entries(4000)[0][:3], 1)
+        found = Datastore.open(store.folder).search(entries(600)[0][:3], 1)
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, most))
         with pytest.raises(ResourceError, match="Too many open files"):
             store.pieces()

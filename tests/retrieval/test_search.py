@@ -100,14 +100,6 @@ def test_no_key_is_nearer_than_its_product_says():
         assert (true - least.double() < 1e-4 * dim * true.abs().max()).all()  # and it is not far below
 
 
-def test_equal_keys_in_the_middle_are_found_in_their_order(tmp_path):
-    """Nothing is rounded in their products, and what is rounded in their distances decides nothing."""
-    keys = torch.ones(300, DIM)
-    store = filled(tmp_path / "store", {"a": (keys, torch.zeros(300, dtype=torch.int64))})
-    queries = entries(200)[0] + torch.rand(200, DIM, generator=torch.Generator().manual_seed(1))
-    assert (store.search(queries, 3).ids == torch.arange(3)).all()
-
-
 def test_memory_does_not_grow_with_the_entries(tmp_path, monkeypatch):
     """Numbers that are alive at a time, counted, for four times the entries; and the maps are of files."""
     monkeypatch.setattr(search, "_NUMBERS", 4000)

@@ -1,16 +1,13 @@
 """Files that are read piece by piece hold what they hold when they are read whole."""
 
 from itertools import pairwise
-from pathlib import Path
 
-import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from regard.core.errors import DataError
 from regard_lab.tasks import TextConfig, text_files
 from regard_lab.tasks.corpus import open_corpus
-from regard_lab.tasks.text_files import chunks, documents, lines
+from regard_lab.tasks.text_files import documents, lines
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 LETTERS = st.text(st.sampled_from("ab|é中\n\ufeff"), max_size=40)
@@ -39,22 +36,6 @@ def test_spans_of_lines_make_up_the_file(tmp_path, text, cuts):
     edges = sorted({0, size, *(cut for cut in cuts if cut < size)})
     found = [line for span in pairwise(edges) for line in lines(path, span)]
     assert found == list(lines(path))
-
-
-@pytest.mark.parametrize(
-    ("raw", "message"),
-    [
-        (b"ab\xffcd|ef", "byte 0xff at byte 3 "),
-        (b"abc|\0", "zero byte at byte 5;"),
-        (b"abc|\nd\n\0", "zero byte at byte 1 of line 3"),
-        (b"ab|\xe4\xb8", "at byte 4 "),
-        (b"", "empty"),
-    ],
-)
-def test_what_is_no_text_is_named(tmp_path: Path, raw, message):
-    (tmp_path / "text.txt").write_bytes(raw)
-    with pytest.raises(DataError, match=message):
-        "".join(chunks(tmp_path / "text.txt"))
 
 
 @QUICK

@@ -1,7 +1,6 @@
 """Memories that go on from step to step: which windows the rows read, what they see, and that nothing is lost."""
 
 import re
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from regard.core.errors import CheckpointError, ConfigError
-from regard.models import LanguageModel, ModelConfig, presets
+from regard.models import LanguageModel, ModelConfig
 from regard.text.tokenizer import ByteTokenizer
 from regard_lab.tasks import CopyConfig, TextConfig, build_task
 from regard_lab.tasks.text import Windows
@@ -20,7 +19,6 @@ from regard_lab.training.batches import Batch
 from regard_lab.training.carried import Carrying, Lanes, whole_documents
 from regard_lab.training.checkpoint import newest
 from tests.training.conftest import require_equal, stop_after
-from tests.training.killed import fates, start
 
 WINDOW, SEGMENT, KEPT = 12, 6, 512
 PARTS = ("model", "optimizer", "rng", "memory")
@@ -171,9 +169,9 @@ def test_a_step_sees_what_its_rows_have_read(texts, tmp_path, monkeypatch):
     assert longest >= 3
 
 
-@pytest.mark.parametrize("kind", ["compressive", "memorizing"])
+@pytest.mark.parametrize("kind", ["compressive", "memorizing", "lists"])
 def test_a_stopped_run_goes_on_bit_for_bit(kind, texts, tmp_path):
-    """One layer of `memorizing` has recent states; lists of a search by FAISS go on in the test below."""
+    """One layer of `memorizing` has recent states; those of `lists` are searched by FAISS."""
     config = changed(texts, MEMORIES[kind], accumulation=2)
     config = replace(config, model=replace(config.model, dropout=0.1, short_convolution=3))
     whole = train(config, tmp_path / "whole")
@@ -182,42 +180,6 @@ def test_a_stopped_run_goes_on_bit_for_bit(kind, texts, tmp_path):
     assert resume(tmp_path / "run").evaluation == whole.evaluation
     require_equal(tmp_path / "run", tmp_path / "whole", *PARTS)
     assert toml.load(tmp_path / "run" / "config.toml") == whole.config
-
-
-SMALL = {"vocab_size": 256, "dim": 16, "layers": 2, "heads": 2, "mlp_dim": 32, "max_length": SEGMENT}
-PRESETS = {
-    "transformer_xl": {"memory_length": 6},
-    "compressive_transformer": {"memory_length": 6, "compressed_length": 4},
-    "memorizing_transformer": {"memory_length": 6, "pairs": 20, "top": 4, "head_dim": 8},
-    "memorizing_transformer by FAISS": {
-        "memory_length": 6, "pairs": 20, "top": 4, "head_dim": 8, "index": "ivf", "dropout": 0.1
-    },
-}  # fmt: skip
-
-
-def test_presets_that_were_killed_go_on_bit_for_bit(texts, tmp_path):
-    """SIGKILL in a process of its own, between two checkpoints; what another process makes of it is what one makes
-    that was never killed."""
-    pytest.importorskip("faiss")
-    given = []
-    for name, options in PRESETS.items():
-        config = replace(texts, model=presets.build(name.partition(" ")[0], **SMALL, **options))
-        toml.save(config, tmp_path / f"{name}.toml")
-        given += [tmp_path / f"{name}.toml", tmp_path / name]
-    results = fates(start("step", 5, *given))
-    assert results == [[5, -signal.SIGKILL, 0]] * len(PRESETS)
-    for name in PRESETS:
-        require_equal(tmp_path / name, tmp_path / f"{name}.whole", *PARTS)
-        memory = newest(tmp_path / name / "checkpoints")[0].memory
-        drawn = [x.any() for key, x in memory.items() if key.endswith("centres")]
-        assert all(drawn)
-        assert bool(drawn) == ("FAISS" in name)
-    run, path = tmp_path / "memorizing_transformer", tmp_path / "memorizing_transformer" / "config.toml"
-    text = path.read_text()
-    for more, message in (("pairs=40", "pairs=20"), ("pairs=20, index=ivf", "index='exact'")):
-        path.write_text(text.replace("pairs=20", more).replace("steps = 7", "steps = 9"))
-        with pytest.raises(CheckpointError, match=message):
-            resume(run, edited=True)
 
 
 def test_parts_of_a_batch_give_what_the_whole_gives(texts, tmp_path):

@@ -1,7 +1,6 @@
 """Training on pixels: positive controls, half images, small images, other shapes, and runs that are continued."""
 
 import math
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +11,7 @@ from regard.core.errors import CheckpointError, ConfigError, ShapeError
 from regard.models import EncoderDecoder, EncoderDecoderConfig, LanguageModel, ModelConfig
 from regard_lab.tasks import ImagesConfig, SuperResolutionConfig, build_task
 from regard_lab.tasks.pixels import reduced
-from regard_lab.training import Interrupted, RunConfig, TrainingConfig, evaluate, load, train
-from regard_lab.training.run import fitted
-from tests.training.conftest import require_equal
+from regard_lab.training import RunConfig, TrainingConfig, evaluate, load, train
 
 TINY = {"dim": 16, "heads": 2, "layers": 1}
 SHORT = TrainingConfig(steps=4, batch_size=4, warmup=1, evaluate_every=2, checkpoint_every=2, threads=1)
@@ -117,29 +114,6 @@ def test_a_run_is_what_the_images_are(runs: dict[str, RunConfig], tmp_path: Path
     assert (drawn == loaded.draw(2, small=small, seed=3, use_state=False)).all()
     assert (drawn[:1] == loaded.draw(1, small=None if small is None else small[:1], seed=3)).all()
     assert set(np.unique(drawn)) <= {16 * level + 8 for level in range(16)}
-
-
-def test_the_encoder_has_the_scheme_of_the_decoder_for_its_own_image(runs: dict[str, RunConfig]) -> None:
-    config = runs["super_resolution"]
-    assert isinstance(config.model, EncoderDecoderConfig)
-    config = replace(config, model=replace(config.model, position="coordinates(std=0.5)"))
-    model = fitted(config, build_task(config.task)).model
-    assert isinstance(model, EncoderDecoderConfig)
-    assert model.encoder.position == "coordinates(std=0.5, width=4, channels=3, query_block=None)"
-
-
-@pytest.mark.parametrize("name", ["images", "super_resolution"])
-def test_an_interrupted_run_goes_on_bit_for_bit(runs: dict[str, RunConfig], tmp_path: Path, name: str) -> None:
-    whole = train(runs[name], tmp_path / "whole").path
-
-    def stop(event: object) -> None:
-        if event["kind"] == "step" and event["step"] == 3:  # type: ignore[index]
-            raise Interrupted(signal.SIGTERM, 3)
-
-    with pytest.raises(Interrupted):
-        train(runs[name], tmp_path / "run", on_progress=stop)
-    run = train(runs[name], tmp_path / "run", resume=True).path
-    require_equal(run, whole)
 
 
 def test_the_default_models_are_local(runs: dict[str, RunConfig]) -> None:

@@ -14,8 +14,7 @@ from regard.layer import AttentionLayer
 from regard.models import LanguageModel, ModelConfig
 from regard.models.generate import generate
 from regard_lab.tasks import CopyConfig, ImagesConfig, TextConfig
-from regard_lab.training import RunConfig, TrainingConfig, evaluate, load, resume, toml, train
-from tests.training.conftest import require_equal, stop_after
+from regard_lab.training import RunConfig, TrainingConfig, evaluate, load, toml, train
 
 WINDOW, SEGMENT, KEPT = 32, 8, 64
 
@@ -96,16 +95,6 @@ def test_the_run_says_its_segment_and_generates_beyond_it(remembering: RunConfig
     prompt, words = "12 is followed by", {"max_new_tokens": 30, "temperature": 0.0, "tokenizer": loaded.tokenizer}
     (wanted,) = generate(like(loaded.model, memory="none", max_length=2 * KEPT), [prompt], **words)
     assert loaded.generate(prompt, max_new_tokens=30, temperature=0.0) == wanted.text
-
-
-def test_a_run_with_a_memory_goes_on_bit_for_bit(remembering: RunConfig, tmp_path: Path) -> None:
-    moving = changed(remembering, dropout=0.1)
-    whole = train(moving, tmp_path / "whole")
-    with pytest.raises(RuntimeError, match="stopped"):
-        train(moving, tmp_path / "run", on_progress=stop_after(3))
-    assert resume(tmp_path / "run").evaluation == whole.evaluation
-    require_equal(tmp_path / "run", tmp_path / "whole")
-    assert train(moving, tmp_path / "run", resume=True).evaluation == whole.evaluation
 
 
 @pytest.mark.parametrize("longest", [WINDOW, WINDOW + 1, 512])

@@ -2,7 +2,6 @@
 
 import signal
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,26 +19,13 @@ def require_equal(run: Path, whole: Path) -> None:
     assert equal.runs(run, whole) == []
 
 
-def test_the_comparison_sees_differences(small, tmp_path, trained):
-    whole = trained(small).path
-    other = replace(small, training=replace(small.training, seed=1))
-    train(other, tmp_path / "b")
-    with pytest.raises(AssertionError):
-        require_equal(tmp_path / "b", whole)
-    train(small, tmp_path / "c")
-    require_equal(tmp_path / "c", whole)
-    (tmp_path / "c" / "metrics.jsonl").write_text((tmp_path / "c" / "metrics.jsonl").read_text() * 2)
-    with pytest.raises(AssertionError):
-        require_equal(tmp_path / "c", whole)
-
-
 def test_killed_before_every_file_operation(small, tmp_path):
     """SIGKILL before each open, write to disk, rename and removal of a run that keeps one checkpoint."""
     settings = replace(small.training, steps=2, log_every=1, evaluate_every=1, checkpoint_every=1, keep=1)
     small = replace(small, training=settings, task=replace(small.task, num_held_out=2))
     toml.save(small, tmp_path / "config.toml")
     run = tmp_path / "run"
-    results = fates(start(tmp_path / "config.toml", run, "operations"))
+    results = fates(start(tmp_path / "config.toml", run))
     assert len(results) > 40
     for number, killed, finished in results:
         assert killed == (0 if number == len(results) else -signal.SIGKILL)
@@ -47,49 +33,14 @@ def test_killed_before_every_file_operation(small, tmp_path):
         require_equal(tmp_path / f"run.{number:.0f}", tmp_path / "run.whole")
 
 
-def test_fresh_processes_stopped_by_sigterm_and_sigkill(small, tmp_path, trained):
-    small = replace(small, training=replace(small.training, steps=150, checkpoint_every=9, evaluate_every=50))
-    toml.save(small, tmp_path / "config.toml")
-    run = tmp_path / "run"
-
-    def stopped(after_lines: int, how: signal.Signals) -> int:
-        process = start(tmp_path / "config.toml", run)
-        metrics = run / "metrics.jsonl"
-        until = time.monotonic() + 120
-        while not metrics.exists() or metrics.read_bytes().count(b"\n") < after_lines:
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < until
-            time.sleep(0.001)
-        process.send_signal(how)
-        _, err = process.communicate(timeout=60)
-        assert "Traceback" not in err
-        return process.returncode
-
-    assert stopped(4, signal.SIGTERM) == 143
-    assert stopped(12, signal.SIGKILL) == -signal.SIGKILL
-    train(small, run, resume=True)
-    require_equal(run, trained(small).path)
-
-
-@pytest.mark.parametrize("name", ["translation", "masked", "images"])
-def test_every_kind_of_model_continues_with_the_same_bits(kinds, tmp_path, name, trained):
+def test_a_run_continues_with_the_same_bits_within_an_epoch_and_after_one(kinds, tmp_path, trained):
     """Stopped within an epoch and after one; dropout and the noise of masked are those of a run that was not."""
-    config, run = kinds[name], tmp_path / "run"
+    config, run = kinds["masked"], tmp_path / "run"
     for step in (3, 5):
         with pytest.raises(Interrupted):
             train(config, run, resume=True, on_progress=_at("step", step, lambda: signal.raise_signal(signal.SIGTERM)))
     train(config, run, resume=True)
     require_equal(run, trained(config).path)
-
-
-def test_masks_of_a_later_epoch_are_others(kinds, tmp_path, monkeypatch, trained):
-    """Otherwise the test above would not see masks that start from the first epoch again."""
-    from regard_lab.training.data_order import DataOrder
-
-    monkeypatch.setattr(DataOrder, "epochs", lambda self, step: [0] * self.batch_size)
-    train(kinds["masked"], tmp_path / "run")
-    with pytest.raises(AssertionError):
-        require_equal(tmp_path / "run", trained(kinds["masked"]).path)
 
 
 MOMENTS = [("step", 7), ("step", 12), ("train", 5), ("evaluate", 6), ("checkpoint", 8)]

@@ -1,6 +1,5 @@
 import tomllib
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -152,18 +151,6 @@ def test_training_config_lists_its_problems():
     with pytest.raises(ConfigError) as caught:
         TrainingConfig(steps=0, learning_rate=float("nan"), betas=(0.9, 1.0), minimum_ratio=2, keep=0)
     assert len(str(caught.value).splitlines()) == 5
-
-
-def test_the_configuration_reads_without_torch():
-    import subprocess
-    import sys
-
-    source = Path(toml.__file__).parents[2]
-    code = (
-        f"import sys; sys.path.insert(0, {str(source)!r}); import regard_lab.training.toml as t; "
-        "t.layer(t.RunConfig()); sys.exit('torch' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_dumps_is_toml_with_three_sections():

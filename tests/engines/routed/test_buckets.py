@@ -1,7 +1,6 @@
 """The bucket engine under every rule, against loops over the pairs that match."""
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -56,30 +55,6 @@ def test_every_rule(causal: bool, itself: bool, duplicates: bool) -> None:
         got, right = (torch.autograd.grad((x * way).sum(), (q, k, v)) for x in (values, wanted[0]))
         for one, other in zip(got, right, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
-
-
-def test_without_masks_every_token_takes_part() -> None:
-    rule = Rule(True, True, False, 5, 16)
-    q, k, v = randn(1, 2, 30, 4), randn(1, 2, 30, 4, seed=1), randn(1, 2, 30, 4, seed=2)
-    ours, theirs, every = (
-        codes(1, 2, 30, 1, seed=3),
-        codes(1, 2, 30, 1, seed=4),
-        torch.ones(1, 30) > 0,
-    )
-    plain = bucketed(Bucketing(q, k, v, ours, theirs, None, None, 0.5, *rule))
-    masked = bucketed(Bucketing(q, k, v, ours, theirs, every, every, 0.5, *rule))
-    for one, other in zip(plain, masked, strict=True):
-        assert torch.equal(one, other)
-
-
-def test_no_query_and_no_key() -> None:
-    rule = Rule(False, True, False, 5, 16)
-    q, k = randn(1, 2, 4, 4), randn(1, 2, 0, 4)
-    values, lse = bucketed(
-        Bucketing(q, k, k, codes(1, 2, 4, 1, seed=0), codes(1, 2, 0, 1, seed=0), None, None, 1.0, *rule)
-    )
-    assert not values.any()
-    assert (lse == -math.inf).all()
 
 
 def test_tiles_are_about_as_long_as_a_run() -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.core.attention import merge
 from regard.engines.sums import engine, passes
 from regard.engines.sums.engine import kernel_average
 from regard.engines.sums.step import Averaged
@@ -173,34 +172,6 @@ def test_across_spans_of_kept_states() -> None:
             assert relative(x, y) < 1e-10
 
 
-def test_finite_differences() -> None:
-    c = case(("positive_random",) * 2, queries=3, keys=5, weighted=True, state=True)
-    inputs = [x.requires_grad_() for x in (c.q, c.k, c.v, c.sum, c.options["log_weight"])]
-
-    def call(q: Tensor, k: Tensor, v: Tensor, sum: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        # log(total) + highest: total alone is relative to a maximum that differences would move
-        out = kernel_average(q, k, v, sum, c.top, **{**c.options, "log_weight": w})
-        return out.values, out.total.log() + out.highest
-
-    assert torch.autograd.gradcheck(call, inputs, atol=1e-7, rtol=1e-5)
-
-
-def test_a_state_carries_its_gradient() -> None:
-    c = case(("positive_random",) * 2, queries=90, keys=90)
-    inputs = [x.requires_grad_() for x in (c.q, c.k, c.v)]
-    whole = run(c).values
-    parts, sum, top = [], c.sum, c.top
-    for a, b in itertools.pairwise((0, 1, 30, 31, 90)):
-        out = kernel_average(c.q[:, :, a:b], c.k[:, :, a:b], c.v[:, :, a:b], sum, top, **c.options)
-        sum, top = out.sum, out.top
-        parts.append(out.values)
-    split = torch.cat(parts, 2)
-    assert relative(split, whole) < 1e-12
-    g = torch.randn_like(whole)
-    for x, y in zip(torch.autograd.grad(split, inputs, g), torch.autograd.grad(whole, inputs, g), strict=True):
-        assert relative(x, y) < 1e-10
-
-
 def first_change(c: Case, at: int, factor: float) -> int | None:
     """The first query whose output bits change when tokens from `at` on do; None: no earlier query does."""
     before = run(c).values
@@ -238,38 +209,6 @@ def test_a_maximum_over_a_span_would_be_caught(monkeypatch: pytest.MonkeyPatch) 
     assert any(first_change(c, at, 30.0) is not None for at in (33, 100))
 
 
-def test_padding_is_removed_exactly() -> None:
-    """Whatever lies under the mask, the output bits are the same; a row without keys is 0 with finite gradients."""
-    for maps, causal in itertools.product((MAPS[0], MAPS[5]), (True, False)):
-        c = case(maps, masked=True, causal=causal, dtype=torch.float32)
-        c.options["key_mask"][0, :9] = False
-        c.options["key_mask"][1] = False
-        hidden = ~c.options["key_mask"][:, None, :, None]
-        k = torch.where(hidden, 5.0, c.k)
-        inputs = [x.detach().requires_grad_() for x in (c.q, c.k.masked_fill(hidden, 0), c.v.masked_fill(hidden, 0))]
-        out = run(c._replace(q=inputs[0], k=inputs[1], v=inputs[2]))
-        assert torch.equal(run(c._replace(k=k, v=inputs[2].detach())).values, out.values)
-        assert not out.values[1].any()
-        assert not out.total[1].any()
-        if causal:
-            assert not out.values[0, :, :9].any()
-        grads = torch.autograd.grad(out.values.square().sum(), inputs)
-        assert all(g.isfinite().all() for g in grads)
-        assert not grads[1].masked_select(hidden).any()
-
-
-def test_parts_merge_to_the_whole() -> None:
-    """log(total) + highest is the log of the normaliser, so disjoint sets of keys merge."""
-    for maps in (MAPS[0], MAPS[5]):
-        c = case(maps, causal=False)
-        parts = []
-        for keys in (slice(0, 30), slice(30, None)):
-            part = c._replace(k=c.k[:, :, keys], v=c.v[:, :, keys])
-            out = run(part)
-            parts.append((out.values, out.total.log() + (0 if c.top is None else out.highest)))
-        assert relative(merge(parts)[0], run(c).values) < 1e-12
-
-
 def test_decay_over_a_long_past_keeps_its_precision_in_float64() -> None:
     """w_j = -cumsum(log gate) reaches 5e4, where float32 resolves 4e-3: given in float64 it loses nothing."""
     c = case(queries=2000, keys=2000, dtype=torch.float32)
@@ -282,47 +221,6 @@ def test_decay_over_a_long_past_keeps_its_precision_in_float64() -> None:
     seen = torch.ones(2000, 2000, dtype=torch.bool).tril()
     expected = logs.masked_fill(~seen, float("-inf")).softmax(-1) @ c.v.double()
     assert relative(found.double(), expected) < 2e-6
-
-
-@pytest.mark.parametrize("maps", [MAPS[0], MAPS[5]], ids=lambda m: m[0])
-def test_lower_precisions(maps: tuple[str, str]) -> None:
-    """Sums in float32: bfloat16 inputs err by the rounding of the output alone; float32 by 2e-6."""
-    for dtype, tolerance in ((torch.bfloat16, 2**-8), (torch.float16, 2**-10), (torch.float32, 2e-6)):
-        c = case(maps, queries=200, keys=200, dtype=dtype)
-        c = c._replace(sum=c.sum.float(), top=None if c.top is None else c.top.float())
-        out = run(c)
-        assert out.values.dtype == dtype
-        assert out.sum.dtype == torch.float32
-        options = {x: y.double() if isinstance(y, Tensor) else y for x, y in c.options.items()}
-        double = Case(*(None if x is None else x.double() for x in c[:5]), options)
-        assert relative(out.values.double(), written_out(double)[0]) < tolerance
-
-
-def test_autocast_changes_nothing() -> None:
-    for queries in (1, 70):
-        c = case(MAPS[5], queries=queries, keys=queries, dtype=torch.float32)
-        inputs = [x.requires_grad_() for x in (c.q, c.k, c.v)]
-        plain = run(c).values
-        slopes = torch.autograd.grad(plain.square().sum(), inputs)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            cast = run(c).values
-            assert torch.equal(plain, cast)
-            for x, y in zip(slopes, torch.autograd.grad(cast.square().sum(), inputs), strict=True):
-                assert torch.equal(x, y) or queries == 1
-
-
-def test_empty_calls() -> None:
-    """Keys without queries fill a state, queries without keys read it: a source of cross-attention computed once."""
-    for maps in (MAPS[0], MAPS[5]):
-        c = case(maps, causal=False)
-        filled = run(c._replace(q=c.q[:, :, :0]))
-        assert filled.values.shape == (BATCH, KV_HEADS, 0, VALUE)
-        top = None if c.top is None else filled.top
-        read = c._replace(k=c.k[:, :, :0], v=c.v[:, :, :0], sum=filled.sum, top=top)
-        whole = run(c).values
-        assert relative(run(read).values, whole) < 1e-12
-        one = kernel_average(c.q[:, :, :1], *read[1:5], **c.options)
-        assert relative(one.values, whole[:, :, :1]) < 1e-12
 
 
 class Largest(TorchDispatchMode):

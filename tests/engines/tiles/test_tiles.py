@@ -3,7 +3,6 @@
 import copy
 import gc
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from regard.core.bias import ScoreBias
 from regard.core.errors import ConfigError
-from regard.engines.tiles import Dropout, masked_attention, tiled_attention
+from regard.engines.tiles import Dropout, tiled_attention
 from regard.engines.tiles import layout as layouts
 from regard.engines.tiles import plan as plans
 from regard.patterns import (
@@ -250,92 +249,6 @@ def test_table_bias_beside_log_gates() -> None:
     logits = table + gate_sums(gates, torch.arange(30))
     for one, other in zip(got, formula(q, k, v, torch.ones(30, 30).tril().bool(), logits), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
-
-
-def test_gradcheck() -> None:
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, h, 9, 3, generator=generator, dtype=torch.float64, requires_grad=True) for h in (2, 1, 1))
-    mask = torch.ones(1, 9, dtype=torch.bool)
-    mask[0, 4] = False
-    for whole in (0, 256):
-        assert torch.autograd.gradcheck(
-            partial(tiled_attention, pattern=causal & window(3), key_mask=mask, whole=whole), (q, k, v)
-        )
-
-
-@pytest.mark.parametrize("pattern", PATTERNS[:4] + PATTERNS[9:11] + PATTERNS[15:19], ids=lambda p: p.text)
-def test_the_future_changes_no_bit(pattern: Pattern) -> None:
-    pattern = causal & pattern
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, 2, 300, 16, generator=generator) for _ in range(3))
-    values, lse = tiled_attention(q, k, v, pattern)
-    again = tiled_attention(q, k, v, pattern)
-    assert torch.equal(values, again[0])
-    assert torch.equal(lse, again[1])
-    for at in (1, 63, 64, 130, 299):
-        changed = [torch.cat([x[:, :, :at], 50 * torch.randn_like(x[:, :, at:])], 2) for x in (q, k, v)]
-        other, other_lse = tiled_attention(*changed, pattern)
-        assert torch.equal(other[:, :, :at], values[:, :, :at])
-        assert torch.equal(other_lse[:, :, :at], lse[:, :, :at])
-        assert not torch.equal(other[:, :, at:], values[:, :, at:])
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_short_floats_are_computed_in_float32(dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, 2, 200, 16, generator=generator).to(dtype).double().requires_grad_() for _ in range(3))
-    expected = tiled_attention(q, k, v, causal & window(30))[0]
-    values, lse = tiled_attention(*(x.to(dtype) for x in (q, k, v)), causal & window(30))
-    assert values.dtype == dtype
-    assert lse.dtype == torch.float32
-    assert (values - expected).abs().max() <= torch.finfo(dtype).eps * expected.abs().max()
-
-
-def test_huge_logits_and_empty_rows() -> None:
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, 2, 150, 4, generator=generator).mul(100).requires_grad_() for _ in range(3))
-    mask = torch.ones(1, 150, dtype=torch.bool)
-    mask[0, :80] = False
-    for whole in (0, 256):
-        values, lse = tiled_attention(q, k, v, causal & window(9), key_mask=mask, whole=whole)
-        assert (values[:, :, :80] == 0).all()
-        assert lse[:, :, :80].isneginf().all()
-        assert values.isfinite().all()
-        total = values.square().sum() + lse.sum()  # the gradient of an lse of -inf must not spoil the others
-        for grad in torch.autograd.grad(total, (q, k, v)):
-            assert grad.isfinite().all()
-            assert (grad[:, :, :71] == 0).all()
-
-
-@pytest.mark.parametrize(("queries", "keys"), [(0, 5), (5, 0), (0, 0)])
-def test_nothing_to_do(queries: int, keys: int) -> None:
-    q, k, v = (torch.ones(2, 2, n, 4, requires_grad=True) for n in (queries, keys, keys))
-    values, lse = tiled_attention(q, k, v, everything, query_positions=0)
-    assert values.shape == (2, 2, queries, 4)
-    assert (values == 0).all()
-    assert lse.isneginf().all()
-    values.sum().backward()
-    assert q.grad is not None
-    assert (q.grad == 0).all()
-
-
-def test_table_bias_is_the_plain_formula() -> None:
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, 2, 70, 4, generator=generator, dtype=torch.float64) for _ in range(3))
-    table = torch.randn(1, 2, 70, 70, generator=generator, dtype=torch.float64)
-    values, lse = tiled_attention(q, k, v, causal, bias=ScoreBias(table=table))
-    expected, expected_lse = formula(q, k, v, torch.ones(70, 70, dtype=torch.bool).tril(), table)
-    torch.testing.assert_close(values, expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(lse, expected_lse, rtol=0, atol=1e-12)
-
-
-def test_plain_without_keys_in_view() -> None:
-    q, k, v = (torch.randn(1, 2, 3, 4, requires_grad=True) for _ in range(3))
-    values, lse = masked_attention(q, k, v, torch.tensor([[True, False, False], [False] * 3, [True] * 3]), scale=0.5)
-    assert (values[:, :, 1] == 0).all()
-    assert lse[:, :, 1].isneginf().all()
-    for grad in torch.autograd.grad(values.sum(), (q, k, v)):
-        assert grad.isfinite().all()
 
 
 def test_a_rule_that_looks_up_a_table() -> None:
