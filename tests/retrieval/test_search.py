@@ -100,6 +100,13 @@ def test_no_key_is_nearer_than_its_product_says():
         assert (true - least.double() < 1e-4 * dim * true.abs().max()).all()  # and it is not far below
 
 
+def test_the_middle_is_among_the_keys(tmp_path):
+    """Elsewhere the products lose digits, and far more keys are read twice."""
+    keys, values = entries(50)
+    store = filled(tmp_path / "store", {"a": ((keys + 100).half().float(), values)})
+    assert (search._middle(store.pieces()) - 100).abs().max() < 1
+
+
 def test_memory_does_not_grow_with_the_entries(tmp_path, monkeypatch):
     """Numbers that are alive at a time, counted, for four times the entries; and the maps are of files."""
     monkeypatch.setattr(search, "_NUMBERS", 4000)

@@ -311,6 +311,19 @@ def test_shards_of_another_tokenizer_are_written_again(corpus, tmp_path):
     assert all(literal_split(each, 0.05) == "train" for each in found)
 
 
+def test_what_a_killed_process_left_of_a_file_is_gone(corpus, tmp_path):
+    whole = build(corpus, tmp_path / "whole", **KINDS)
+
+    def stop(done: int, count: int, shard: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(corpus, tmp_path / "store", progress=stop, **KINDS)
+    (tmp_path / "store" / f".{whole.facts.shards[2].name}.ids.{7:016x}.partial").write_bytes(b"half")
+    build(corpus, tmp_path / "store", **KINDS)
+    assert contents(tmp_path / "store") == contents(tmp_path / "whole")
+
+
 @pytest.mark.parametrize(("length", "units"), [(16, 20), (600, 3)])
 def test_a_single_document_is_cut_into_units(tmp_path, length, units):
     (tmp_path / "corpus").mkdir()

@@ -1,6 +1,9 @@
 """A run that was killed gives the same bits as one that was not."""
 
+import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
+import evidence
+import regard
 from evidence.campaign import equal
 from regard_lab.training import Interrupted, RunConfig, toml, train
 from regard_lab.training.checkpoint import newest
 from regard_lab.training.interruption import Signals
-from tests.training.killed import fates, start
+
+PROGRAM = Path(__file__).with_name("killed_run.py")
 
 
 def require_equal(run: Path, whole: Path) -> None:
@@ -24,13 +30,17 @@ def test_killed_before_every_file_operation(small, tmp_path):
     settings = replace(small.training, steps=2, log_every=1, evaluate_every=1, checkpoint_every=1, keep=1)
     small = replace(small, training=settings, task=replace(small.task, num_held_out=2))
     toml.save(small, tmp_path / "config.toml")
-    run = tmp_path / "run"
-    results = fates(start(tmp_path / "config.toml", run))
+    source = os.pathsep.join(str(Path(package.__file__).parents[1]) for package in (regard, evidence))
+    environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, str(PROGRAM), str(tmp_path / "config.toml"), str(tmp_path / "run")]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    results = [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
     assert len(results) > 40
     for number, killed, finished in results:
         assert killed == (0 if number == len(results) else -signal.SIGKILL)
         assert finished == 0
-        require_equal(tmp_path / f"run.{number:.0f}", tmp_path / "run.whole")
+        require_equal(tmp_path / f"run.{number}", tmp_path / "run.whole")
 
 
 def test_a_run_continues_with_the_same_bits_within_an_epoch_and_after_one(kinds, tmp_path, trained):
