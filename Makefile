@@ -122,7 +122,7 @@ screenshots: .venv/.test docs  ## docs/_build/screenshots: main pages and report
 five-minutes: .venv/.external  ## what a newcomer does first, from a wheel in an environment of its own; prints the time
 	$(BIN)/python -m tests.install.first_five_minutes
 
-bench: .venv/.base  ## recorded, never asserted; see LOG.md
+bench: .venv/.base  ## measures speed and claims, asserts nothing; LOG.md has the figures
 	for script in evidence/benchmarks/[a-z]*.py; do $(BIN)/python $$script || exit 1; done
 	$(BIN)/python -m evidence.claims all --out runs/claims
 

@@ -1,7 +1,7 @@
 """Every catalog name keeps every promise, with several option sets.
 
-The budget is 8 seconds of one idle core for each name (recorded in LOG.md); on a slow machine that is busy the same
-work took 41, so the test only guards against a runaway.
+The budget is 8 seconds of one idle core for each name; on a slow machine that is busy the same work took 41, so the
+test only guards against a runaway.
 """
 
 import typing

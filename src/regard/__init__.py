@@ -6,7 +6,7 @@ Names are imported on first use, so that `import regard` costs next to nothing.
 import importlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "build": "regard.catalog",

@@ -31,13 +31,11 @@ def test_what_is_in_the_wheel(wheel):
     info = f"regard-{regard.__version__}.dist-info"
     assert {
         "regard/py.typed",
-        "regard_lab/report/templates/accuracy.html",
         "regard_lab/report/templates/charts.html",
         "regard_lab/report/templates/claims.html",
+        "regard_lab/report/templates/measured.html",
         "regard_lab/report/templates/page.html",
         "regard_lab/report/templates/report.html",
-        "regard_lab/report/templates/retrieval.html",
-        "regard_lab/report/templates/run.html",
         "regard_lab/tasks/corpora/state_of_the_union.tsv.xz",
         "regard_lab/tasks/corpora/song_ci.tsv.xz",
         "regard_lab/tasks/corpora/NOTICE",
@@ -90,6 +88,6 @@ def test_the_reports_find_their_templates(installed):
     loader = "jinja2.PackageLoader('regard_lab.report')"
     code = f"from regard_lab.report import html; import jinja2; print({loader}.list_templates())"
     found = installed.run("python", "-c", code).stdout
-    pages = ["accuracy", "cache", "charts", "claims", "explore", "page", "report", "retrieval", "run"]
+    pages = ["charts", "claims", "explore", "measured", "page", "report"]
     names = sorted([*(f"{name}.html" for name in pages), "explore.js"])
     assert found == f"{names}\n"

@@ -9,7 +9,7 @@ def by_columns(model: LanguageModel) -> None:
     """Lay out matrices for products with one vector, as decoding makes them; values and shapes stay the same.
 
     A CPU reads a weight (out, in) with more rows than columns faster by columns: 1.5 to 1.8 times on one core where
-    weights come from memory (see LOG.md). Products with many vectors take about the same time in both layouts.
+    weights come from memory (measured: LOG.md). Products with many vectors take about the same time in both layouts.
 
     Args:
         model: changed in place; weights on other devices stay as they are.
