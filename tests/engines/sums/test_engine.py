@@ -243,6 +243,19 @@ def test_decay_over_a_long_past_keeps_its_precision_in_float64() -> None:
     assert relative(found.double(), expected) < 2e-6
 
 
+def test_autocast_changes_nothing() -> None:
+    for queries in (1, 70):
+        c = case(MAPS[5], queries=queries, keys=queries, dtype=torch.float32)
+        inputs = [x.requires_grad_() for x in (c.q, c.k, c.v)]
+        plain = run(c).values
+        slopes = torch.autograd.grad(plain.square().sum(), inputs)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            cast = run(c).values
+            assert torch.equal(plain, cast)
+            for x, y in zip(slopes, torch.autograd.grad(cast.square().sum(), inputs), strict=True):
+                assert torch.equal(x, y) or queries == 1
+
+
 class Largest(TorchDispatchMode):
     """Elements of the largest tensor that any operation makes."""
 
