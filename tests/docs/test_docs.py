@@ -158,16 +158,6 @@ def test_the_gallery_shows_every_mechanism():
     assert drawn.count("data:image/png;base64,") == len(catalog.names())
 
 
-def test_the_documented_commands_exist():
-    """Every `regard VERB --option` in the prose is one that the command has."""
-    from regard.cli.main import verbs
-
-    known = verbs()
-    for path in (*DOCS.glob("*.md"), DOCS.parent / "README.md", DOCS.parent / "README.zh-CN.md"):
-        for verb in re.findall(r"(?:^|`)regard ([a-z]+)", path.read_text(encoding="utf-8"), re.MULTILINE):
-            assert verb in known, (path.name, verb)
-
-
 def test_how_long_claims_took_is_what_their_records_say(pages, written):
     found = [{"name": name, "seconds": seconds} for name, seconds in (("a", 180.0), ("b", 181.0), ("c", 6137.1))]
     text = pages.claims_time(found)

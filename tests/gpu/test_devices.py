@@ -8,7 +8,7 @@ import torch
 from regard import catalog
 from regard.models import LanguageModel, ModelConfig
 from regard.testing.compare import assert_close, assert_gradients
-from regard.testing.inputs import LENGTH, LONG, Subject, call, mask_with_holes, randn, run
+from regard.testing.inputs import LENGTH, Subject, call, run
 
 SAMPLES = [(name, at) for name in catalog.names() for at in range(len(catalog.resolve(name)[0].samples))]
 VALUES, GRADIENTS = 1e-10, 1e-9
@@ -22,32 +22,6 @@ def subject_of(name: str, at: int) -> Subject:
 
 def moved(x, device: str):
     return x.map(lambda y: y.detach().to(device))
-
-
-@pytest.mark.parametrize(("name", "at"), SAMPLES)
-def test_values_and_gradients(name, at):
-    """Of the same seed: features, hashes and codes are drawn alike, whichever device the mechanism is built for."""
-    subject = subject_of(name, at)
-    for causal in subject.modes:
-        for length in (LENGTH, LONG):
-            ours = subject.build(causal, dtype=torch.float64, max_length=LONG)
-            x = subject.inputs(ours, queries=length, batch=2, dtype=torch.float64, margin=True)
-            theirs, there = copy.deepcopy(ours).cuda(), moved(x, "cuda").leaves()
-            here = moved(x, "cpu").leaves()
-            keep = mask_with_holes(2, length) if subject.info.supports.key_mask else None
-            what = f"{length} positions, {causal=}"
-            expected = call(ours, here, key_mask=keep).values
-            got = call(theirs, there, key_mask=None if keep is None else keep.cuda()).values
-            assert got.is_cuda
-            assert_close(got.detach().cpu(), expected.detach(), tolerance=VALUES, what=what)
-            way = randn(*expected.shape, seed="way", dtype=torch.float64)
-            results = []
-            for mechanism, y, values in ((theirs, there, got), (ours, here, expected)):
-                leaves = {**y.named(), **dict(mechanism.named_parameters())}
-                total = (values * way.to(values.device)).sum()
-                grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-                results.append({n: g if g is None else g.cpu() for n, g in zip(leaves, grads, strict=True)})
-            assert_gradients(*results, tolerance=GRADIENTS, what=what)
 
 
 @pytest.mark.parametrize(("name", "at"), SAMPLES)
@@ -83,25 +57,6 @@ def test_a_state_moves(name):
         state = answer.state
         pieces.append(answer.values.cpu())
     assert_close(torch.cat(pieces, 2), whole[:, :, 6:], tolerance=VALUES, what="tokens behind a state that moved")
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", catalog.names())
-def test_autocast(name, dtype):
-    """Values and gradients are finite, and the values near those of float32."""
-    subject = subject_of(name, 0)
-    for causal in subject.modes:
-        mechanism = subject.build(causal).cuda()
-        x = moved(subject.inputs(mechanism.cpu(), margin=True), "cuda")
-        mechanism = mechanism.cuda()
-        expected = run(mechanism, x).values
-        leaves = x.leaves()
-        with torch.autocast("cuda", dtype=dtype):
-            values = call(mechanism, leaves).values
-        assert_close(values.detach().float(), expected, tolerance=5e-2, what=f"{causal=}")
-        values.float().square().sum().backward()
-        for key, y in leaves.named().items():
-            assert y.grad is None or y.grad.isfinite().all(), key
 
 
 COMPILED = [

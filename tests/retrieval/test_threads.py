@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.models import LanguageModel, presets
-from regard_lab.retrieval import Datastore, Index, KnnLm, Lookup, Spalm, Text, build
+from regard.models import LanguageModel
+from regard_lab.retrieval import Datastore, Index, KnnLm, Text, build
 from tests.retrieval.conftest import VOCAB
 
 LENGTHS = (3, 5, 8, 13)
@@ -43,13 +43,6 @@ TEXTS = [words(seed, LENGTHS[seed % len(LENGTHS)]) for seed in range(160)]
 def test_threads_share_a_knn_lm(made):
     model, store = made
     same(KnnLm(model, store, k=5).eval(), TEXTS)
-
-
-def test_threads_share_a_spalm(made):
-    keys, store = made
-    shape = {"dim": 24, "heads": 2, "layers": 2, "mlp_dim": 32, "vocab_size": VOCAB, "max_length": 16, "dropout": 0.0}
-    model = LanguageModel(presets.build("spalm", **shape, memory_length=4))
-    same(Spalm(model, Lookup(keys, store, k=3)).eval(), TEXTS)
 
 
 def test_threads_share_an_index(made):

@@ -75,17 +75,6 @@ def test_contexts_stop_at_the_start_of_a_document_and_cross_windows(tmp_path: Pa
         assert abs(bits - wanted) < 1e-9 * wanted
 
 
-@pytest.mark.parametrize("order", [1, 2, 4, 7])
-@pytest.mark.parametrize("training", [b"abracadabra" * 3, b"a", "明月几时有".encode(), bytes(range(256))])
-def test_probabilities_sum_to_one(order: int, training: bytes) -> None:
-    model = ByteNGram([codes(training[:9], order), codes(training, order)[9:]], order)
-    for context in (b"", b"abra", b"\xff\xfe", training[-6:]):
-        last = codes(context + b"?", order)[-1] >> 8 << 8
-        every = model.probability(last + np.arange(256))
-        assert every.min() > 0
-        assert abs(every.sum() - 1) < 1e-12
-
-
 @pytest.fixture(scope="module")
 def letters(tmp_path_factory: pytest.TempPathFactory) -> Task:
     """Sixty documents of letters drawn evenly from sixteen: 4 bits a byte, and no model does better."""

@@ -240,19 +240,3 @@ def test_export_writes_the_model_of_a_checkpoint(tmp_path):
     exported = safetensors.torch.load_file(tmp_path / "new" / "model.safetensors")
     assert exported.keys() == saved.model.keys()
     assert all(torch.equal(exported[name], tensor) for name, tensor in saved.model.items())
-
-
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "new" / "a.json"
-    files.write_json(path, {"宋词": [1, None]})
-    assert json.loads(path.read_text(encoding="utf-8")) == {"宋词": [1, None]}
-    before = path.read_bytes()
-
-    def full(file: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ResourceError, match=r"a\.json: No space left"):
-        files.write_text(path, "half")
-    assert path.read_bytes() == before
-    assert list(path.parent.iterdir()) == [path]

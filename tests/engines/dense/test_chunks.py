@@ -79,6 +79,15 @@ def test_softmax_with_nulls() -> None:
     assert softmax(logits, nulls=2).tolist() == expected
 
 
+def test_sixteen_bits_accumulate_in_float32() -> None:
+    q, k, v, gain, *_ = (x.detach().bfloat16() for x in leaves(6, 7))
+    call = Call(causal=True, query_start=1)
+    got = chunked(RULE, q, k, v, call, [gain])
+    exact = chunked(RULE, *(x.double() for x in (q, k, v)), call, [gain.double()])
+    assert got.dtype == torch.bfloat16
+    assert (got.double() - exact).abs().max() <= 2**-8 * exact.abs().max()
+
+
 @pytest.mark.parametrize("value_dim", [3, 5])
 def test_the_operator_says_its_shape_before_it_runs(value_dim: int) -> None:
     """What `torch.compile` reckons with: values are as wide as v, whatever q, k and the heads are."""
