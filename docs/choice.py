@@ -1,4 +1,4 @@
-"""The choice table of both READMEs, from recorded comparisons on three corpora.
+"""The table of recorded comparisons on three corpora, in English and Chinese.
 
 A record is results.json of `regard compare` without its pictures; its `reproduce` is the command that repeats it.
 """
@@ -22,36 +22,36 @@ CORPORA = {
 }
 """record -> its column, in English and Chinese"""
 HEAD = ("need", "需求")
-TIE = ("a tie of {specs}", "平局：{specs}")
-SETTLED = ("about {seeds:,} seeds would settle it", "约需 {seeds:,} 个种子才能分出高下")
-UNSETTLED = ("{seeds:,} seeds would not settle it", "{seeds:,} 个种子也分不出高下")
+TIE = ("tie: {specs}", "平局：{specs}")
+SETTLED = ("about {seeds:,} seeds could separate them", "约需 {seeds:,} 个种子才能分出高下")
+UNSETTLED = ("{seeds:,} seeds would not separate them", "{seeds:,} 个种子也分不出高下")
 STATE = ("{kib:,.0f} KiB after {length:,} tokens", "{length:,} 个词元之后 {kib:,.0f} KiB")
 
 SHORT = {
     "the best specification, {spec} ({shown}), does not beat the baseline {name} ({value}): all were trained too "
     "little; give more steps or a larger budget": (
-        "the baseline {name} ({value}) is not beaten by {spec} ({shown})",
+        "{spec} ({shown}) does not beat the baseline {name} ({value})",
         "{spec}（{shown}）没有胜过基线 {name}（{value}）",
     ),
     "no specification has learned enough to be advised; give more steps or a larger budget": (
-        "no quality to advise",
-        "质量尚不足以推荐",
+        "no mechanism learned enough",
+        "没有机制学得足够好",
     ),
     "the timings cannot be trusted: the machine was busy; compare again on a quiet one": (
         "the machine was busy",
         "机器繁忙",
     ),
 }
-"""sentence of a report -> what fits into a cell, in English and Chinese"""
+"""sentence of a report -> short form for a table cell, in English and Chinese"""
 
 
 def records() -> dict[str, Mapping[str, Any]]:
-    """Every record by its corpus, verified."""
+    """Records by corpus, with verified checksums."""
     return {name: opened((RECORDED / f"{name}.json").read_bytes()) for name in CORPORA}
 
 
 def table(language: Language) -> str:
-    """A row for each need, a column for each corpus."""
+    """Markdown table: one row per need, one column per corpus."""
     at, found = LANGUAGES.index(language), records()
     lines = [f"| {HEAD[at]} | {' | '.join(CORPORA[name][at] for name in found)} |", "|---|" + "---|" * len(found)]
     for need, title in TITLES.items():
@@ -62,7 +62,7 @@ def table(language: Language) -> str:
 
 
 def cell(record: Mapping[str, Any], need: str, language: Language) -> str:
-    """What a record says to a need: the winner, a tie and what would settle it, or why there is none yet."""
+    """Table cell: the winner, a tie with the seeds that could separate it, or why nothing is recommended."""
     one = next((one for one in record["advice"] if one["need"] == need), None)
     if one is None:
         return ""
@@ -83,7 +83,7 @@ def cell(record: Mapping[str, Any], need: str, language: Language) -> str:
 
 
 def _value(record: Mapping[str, Any], need: str, spec: str, language: Language) -> str:
-    """The number of the first that is advised; a timing has none that other machines would have."""
+    """Figure of the first recommended spec; empty for timings, which differ between machines."""
     entry = next(entry for entry in record["entries"] if entry["spec"] == spec)
     measure = next((one for one in TASKS[record["task"]] if one.name == need), None)
     if measure is not None:
@@ -95,7 +95,7 @@ def _value(record: Mapping[str, Any], need: str, spec: str, language: Language) 
 
 
 def _reason(sentence: Mapping[str, Any], language: Language) -> str:
-    """Why there is no recommendation, short where there is a short form, with specifications as code."""
+    """Reason for no recommendation, in its short form if there is one, with specs as code."""
     values = {name: f"`{value}`" if name == "spec" else value for name, value in sentence["values"].items()}
     if sentence["text"] not in SHORT:
         return said(language, {**sentence, "values": values})

@@ -1,6 +1,6 @@
-"""Writes into both READMEs what is known elsewhere: `python docs/readme.py`.
+"""Update the generated tables of the READMEs and of the pages on comparing: `python docs/readme.py`.
 
-The table and the number of mechanisms come from the catalog, the choice table from recorded comparisons (`choice.py`).
+The number and the table of mechanisms come from the catalog, the comparison tables from `choice.py`.
 """
 
 import re
@@ -15,26 +15,27 @@ from regard_lab.benchmark.language import Language
 ROOT = Path(__file__).parents[1]
 HEADINGS = {"README.md": ("family", "mechanisms"), "README.zh-CN.md": ("家族", "机制")}
 COUNTED = r"\d+(?= mechanisms| 种机制)"
-LANGUAGES: dict[str, Language] = {"README.md": "en", "README.zh-CN.md": "zh"}
+COMPARED: dict[str, Language] = {"docs/comparing.md": "en", "docs/zh/choice.md": "zh"}
 BEGIN, END = "<!-- {}: written by docs/readme.py -->\n", "<!-- end of {} -->\n"
 
 
 def write() -> None:
-    """Both files, with the mechanisms of the catalog and the choice of the records."""
-    for file in HEADINGS:
+    """Update every file that has a generated table."""
+    for file in (*HEADINGS, *COMPARED):
         path = ROOT / file
         path.write_text(filled(file, path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def filled(file: str, text: str) -> str:
-    """The text of a README with tables and number in their places."""
+    """Return the text of a file with its generated parts updated."""
+    if file in COMPARED:
+        return placed(text, "choice", choice.table(COMPARED[file]))
     text = re.sub(COUNTED, str(len(catalog.names())), text)
-    text = placed(text, "mechanisms", table(*HEADINGS[file]))
-    return placed(text, "choice", choice.table(LANGUAGES[file]))
+    return placed(text, "mechanisms", table(*HEADINGS[file]))
 
 
 def placed(text: str, name: str, table: str) -> str:
-    """The text with a table between its two marks."""
+    """Return the text with the table between its two markers."""
     begin, end = BEGIN.format(name), END.format(name)
     before, old, after = re.split(f"({re.escape(begin)}.*?{re.escape(end)})", text, flags=re.DOTALL)
     assert old
@@ -42,7 +43,7 @@ def placed(text: str, name: str, table: str) -> str:
 
 
 def table(family: str, mechanisms: str) -> str:
-    """A row for each family, each name linked to its file: linear time in bold, a dagger without a causal form."""
+    """Table of families, each name linked to its file: bold for linear time, a dagger for no causal form."""
     rows = [f"| {family} | {mechanisms} |", "|---|---|"]
     for name, members in groupby(sorted(catalog.names(), key=catalog.family), key=catalog.family):
         links = [link(name, each) for each in members]
@@ -51,7 +52,7 @@ def table(family: str, mechanisms: str) -> str:
 
 
 def link(family: str, name: str) -> str:
-    """A mechanism, and what its facts say of it."""
+    """Link to the file of a mechanism, marked by its facts."""
     info = catalog.outline(name)
     text = f"[`{name}`](src/regard/attention/{family}/{name}.py)"
     text = f"**{text}**" if info.time <= 1 else text

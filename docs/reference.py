@@ -68,7 +68,7 @@ def integrations_page() -> str:
 
 def calibration_page() -> str:
     """How a threshold gets its guarantee."""
-    lines = ["# Calibration", "", "[How early to stop](../../concepts.md#how-early-to-stop) shows it in use.", ""]
+    lines = ["# Calibration", "", "Guide: [how early to stop](../../early_exit.md#how-early-to-stop).", ""]
     return page([*lines, *contents(calibration)])
 
 

@@ -414,7 +414,7 @@ def test_the_page_says_what_was_not_made_and_counts_a_case_once():
     again = log.Batch("hygiene", "threads", 1, "python -m evidence.campaign --again", again=True)
     again.add(1, log.Outcome("a wrong bit", True), 1.0)
     text = "\n".join(page.lines([vars(each) | FACTS for each in (batch, again)]))
-    assert "| Guests in a process | 3 | 1 as it should be, 2 defects | 2 | 0 | 2026-11-24 | none |" in text
+    assert "| Host process | 3 | 1 passed, 2 defects | 2 | 0 | 2026-11-24 |" in text
     assert f"hygiene, threads (3 of {hygiene.KINDS['threads']}), hygiene, fork (0 of" in text
     assert "a few steps" not in text
 

@@ -1,4 +1,4 @@
-"""The choice table of the READMEs, and the recorded comparisons that it comes from."""
+"""The tables of recorded comparisons, and the records that they come from."""
 
 import json
 import sys
@@ -48,9 +48,9 @@ def test_a_record_whose_number_was_changed_is_refused(choice, tmp_path, monkeypa
         choice.table("en")
 
 
-@pytest.mark.parametrize(("language", "file"), [("en", "README.md"), ("zh", "README.zh-CN.md")])
+@pytest.mark.parametrize(("language", "file"), [("en", "docs/comparing.md"), ("zh", "docs/zh/choice.md")])
 def test_every_cell_says_what_was_measured(choice, language, file):
-    """The table of a README, cell by cell, against the records: winners in bold, no figure of a doubtful timing."""
+    """Every cell agrees with its record: winners in bold, no figure from an unreliable timing."""
     text = (ROOT / file).read_text(encoding="utf-8")
     inside = text.partition("<!-- choice: ")[2].partition("<!-- end of choice -->")[0]
     head, _, *rows = [line for line in inside.splitlines() if line.startswith("|")]

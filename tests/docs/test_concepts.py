@@ -1,4 +1,4 @@
-"""The code of the page on concepts runs, and the figures of linear time are those of the mechanisms."""
+"""The code of the pages on concepts and early exit runs, and sizes of states are those of the mechanisms."""
 
 import math
 import re
@@ -13,7 +13,8 @@ from regard.models import blocks, depth
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "concepts.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+EARLY_EXIT = (DOCS / "early_exit.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE + EARLY_EXIT, re.DOTALL)
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
