@@ -10,6 +10,7 @@ import torch
 
 from evidence.claims import _page as claims_report
 from regard import Heads, build, catalog
+from regard.files.folders import write_text
 from regard_lab.report import retrieval as report
 
 HERE = Path(__file__).parent
@@ -153,7 +154,7 @@ def write(folder: Path) -> None:
     for name, make in parts.items():
         (folder / f"retrieval_{name}.inc").write_text("\n".join([*make(), ""]), encoding="utf-8")
     (folder / "extra").mkdir(parents=True, exist_ok=True)
-    report.write(recorded(), folder / "extra" / "retrieval.html")
+    write_text(folder / "extra" / "retrieval.html", report.render(recorded()))
 
 
 def verdicts(rows: tuple[Row, ...]) -> list[str]:

@@ -63,7 +63,6 @@ REASONS = {
     ("regard/specs.py", "importlib.import_module"): "a file of the catalog",
     ("regard/cli/main.py", "importlib.import_module"): "a file of this folder",
     ("regard/cli/completion.py", "importlib.import_module"): "a file of this folder",
-    ("regard/engines/gpu/linear.py", "importlib.import_module"): "one of two names in this folder",
     ("regard_lab/tasks/tables.py", "importlib.import_module"): "pyarrow, which may be absent",
     ("regard_lab/tasks/scoring.py", "importlib.import_module"): "sacrebleu or sklearn, which may be absent",
     (
@@ -80,10 +79,6 @@ REASONS = {
         "regard/text/confined.py",
         "subprocess.run",
     ): "this Python with this file, in which a template or tokenizer is tried",
-    (
-        "regard_lab/distributed/shards.py",
-        "torch.distributed.checkpoint.load",
-    ): "by a reader of safetensors, no pickle",
     ("regard/distributed/group.py", "torch.distributed.all_gather_object"): "between the processes of one run; no file",
     (
         "regard/distributed/sequence/parts.py",

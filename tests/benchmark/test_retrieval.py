@@ -5,7 +5,7 @@ import torch
 
 from regard import catalog
 from regard.core.errors import ConfigError, UnsupportedError
-from regard.models import LanguageModel, decoder
+from regard.models import LanguageModel, stack
 from regard_lab.benchmark import retrieval
 from regard_lab.benchmark.retrieval import (
     RetrievalConfig,
@@ -68,9 +68,9 @@ def test_training_repeats_and_depends_on_its_seed():
 
 def test_auxiliary_losses_are_trained(monkeypatch):
     config = RetrievalConfig(**{**TINY, "steps": 2})
-    losses, given = [], decoder.loss_weights
+    losses, given = [], stack.loss_weights
     for weight in (0.0, 100.0):
-        monkeypatch.setattr(decoder, "loss_weights", lambda layers, to=weight: dict.fromkeys(given(layers), to))
+        monkeypatch.setattr(stack, "loss_weights", lambda layers, to=weight: dict.fromkeys(given(layers), to))
         model = config.model("vector_quantized(num_codes=2)", 0)
         losses.append(train_recall(model, config.task(1), steps=2).loss[-1])
     assert losses[0] != losses[1]

@@ -52,7 +52,7 @@ def test_what_is_in_the_wheel(wheel):
     assert f"Version: {regard.__version__}" in metadata
     assert "License-Expression: Apache-2.0" in metadata
     assert re.search(r"^Requires-Dist: torch>=", metadata, re.MULTILINE)
-    assert "which attention" in metadata.lower()
+    assert "every attention mechanism" in metadata.lower()
 
 
 def test_it_is_the_wheel_that_is_imported(installed):

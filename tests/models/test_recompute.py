@@ -25,7 +25,7 @@ from regard.models import (
     ModelConfig,
 )
 from regard.models.block_config import BlockConfig
-from regard.models.recompute import recomputed
+from regard.models.recompute import Left, recomputed
 from regard_lab.benchmark.cost import kept_bytes
 
 TINY = {"dim": 32, "heads": 4, "layers": 3, "vocab_size": 19, "max_length": 24, "seed": 5}

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from regard_lab.cli import _depth
 from regard_lab.report.run import render
 from regard_lab.report.run_charts import calibrated, charts, points, quality, spans, taken
 
@@ -209,16 +208,3 @@ def test_the_page_is_sound_whatever_a_run_is_called(monkeypatch):
     assert "://" not in page
     assert "A &lt; b." in page
     assert page.count('class="chart"') == 5
-
-
-@pytest.mark.parametrize("most", [1, 2, 3, 4, 5, 6, 8, 12, 30])
-def test_shades_rise_with_the_blocks_and_the_legend_names_every_number_once(most):
-    shades = [_depth.shade(taken, most) for taken in range(1, most + 1)]
-    assert shades == sorted(shades)
-    assert max(shades) < len(_depth.COLOURS)
-    assert len(set(shades)) == min(most, len(_depth.COLOURS))
-    named: dict[int, int] = {}
-    for shade, words in _depth.legend(most):
-        first, _, last = words.partition(" to ")
-        named |= dict.fromkeys(range(int(first), int(last or first) + 1), shade)
-    assert named == dict(enumerate(shades, 1))

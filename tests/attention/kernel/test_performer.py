@@ -156,7 +156,7 @@ def test_default_number_of_features() -> None:
     [
         ({"feature_map": "softmax"}, "option feature_map='softmax' is not valid: valid: hyperbolic, positive, "),
         ({"norms": "unit"}, "option norms='unit' is not valid: valid: chi, sqrt"),
-        ({"impl": "quadratic"}, "option impl='quadratic' is not valid: valid: auto, reference, torch"),
+        ({"impl": "quadratic"}, "option impl='quadratic' is not valid: valid: auto, reference"),
         ({"num_features": 7, "feature_map": "hyperbolic"}, "multiple"),
         ({"num_features": 0}, "num_features=0 is not valid: Input should be greater than or equal to 1"),
         ({"redraw_interval": 0}, "redraw_interval=0 is not valid: Input should be greater than or equal to 1"),

@@ -325,7 +325,7 @@ def test_gates_need_an_order() -> None:
     ("options", "message"),
     [
         ({"feature_map": "positive"}, "option feature_map='positive' is not valid: valid: arc_cosine, trigonometric"),
-        ({"impl": "quadratic"}, "option impl='quadratic' is not valid: valid: auto, reference, torch"),
+        ({"impl": "quadratic"}, "option impl='quadratic' is not valid: valid: auto, reference"),
         ({"num_features": 7}, "multiple"),
         ({"sigma": 0.0}, "sigma=0.0 is not valid: Input should be greater than 0"),
         ({"pool_size": 0}, "pool_size=0 is not valid: Input should be greater than or equal to 1"),
