@@ -71,9 +71,9 @@ def test_a_log_goes_on_where_it_ended_and_knows_what_is_open(tmp_path):
     log.append(path, mended)
     assert [each["seed"] for each in log.open_defects(log.read(path))] == [1]
     text = "\n".join(page.lines(log.read(path)))
-    kinds = "2 with 6 kills | 1 same bits, 1 defects | 2 | 1 |"  # the first three were judged otherwise
+    kinds = "2 with 6 kills | 1 same result, 1 defects | 2 | 1 |"  # the first three were judged otherwise
     assert f"| Kills | {kinds}" in text
-    assert "which the table leaves out: 3 of kills." in text
+    assert "not in the table: 3 of kills." in text
     assert "- Open: kills, text, seed 1." in text
     assert "seed 3." not in text
     assert [log.made(log.read(path), "kills", "text", judged) for judged in (1, 2)] == [3, 2]
